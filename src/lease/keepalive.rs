@@ -1,0 +1,194 @@
+//! The task that renews a lease, announces its loss, and frees it at the end.
+
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
+
+use super::error::{LeaseError, Lost};
+use super::service::{LockService, Request, Standing};
+use super::ttl::Ttl;
+use crate::clock::{Clock, Moment};
+use crate::grant::Grant;
+use crate::owner::OwnerId;
+use crate::resource::Resource;
+use crate::token::FencingToken;
+
+/// The shortest pause between two requests that failed.
+const RETRY_PAUSE: Duration = Duration::from_millis(5);
+
+/// How long a release of a lease that has run out may take: the answer is known, but the server may
+/// still hold the lock for as long as the drift allowance.
+const LATE_RELEASE: Duration = Duration::from_secs(1);
+
+/// What a lease and its keep-alive share: one term, from its grant to its loss.
+pub(super) struct Term {
+    pub(super) resource: Resource,
+    pub(super) owner: OwnerId,
+    pub(super) token: FencingToken,
+    pub(super) service: Arc<dyn LockService>,
+    pub(super) clock: Clock,
+    deadline: Mutex<Moment>,
+    over: CancellationToken,
+    reason: OnceLock<Lost>,
+}
+
+impl Term {
+    pub(super) fn new(
+        request: &Request,
+        token: FencingToken,
+        deadline: Moment,
+        service: Arc<dyn LockService>,
+        clock: Clock,
+    ) -> Self {
+        Self {
+            resource: request.resource.clone(),
+            owner: request.owner,
+            token,
+            service,
+            clock,
+            deadline: Mutex::new(deadline),
+            over: CancellationToken::new(),
+            reason: OnceLock::new(),
+        }
+    }
+
+    pub(super) fn deadline(&self) -> Moment {
+        *self.deadline.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn extend(&self, deadline: Moment) {
+        *self.deadline.lock().unwrap_or_else(PoisonError::into_inner) = deadline;
+    }
+
+    pub(super) fn grant(&self) -> Grant {
+        Grant::until(self.resource.clone(), self.token, self.owner, self.deadline(), self.clock.clone())
+    }
+
+    pub(super) fn cancellation(&self) -> &CancellationToken {
+        &self.over
+    }
+
+    /// Why the term is over, if it is. The clock decides before anybody has announced it.
+    pub(super) fn lost(&self) -> Option<Lost> {
+        self.reason.get().copied().or_else(|| (self.clock.now() >= self.deadline()).then_some(Lost::Expired))
+    }
+
+    /// Ends the term; the first reason stays.
+    pub(super) fn lose(&self, reason: Lost) {
+        if self.reason.set(reason).is_ok() {
+            tracing::warn!(resource = %self.resource, token = %self.token, owner = %self.owner, %reason, "lease lost");
+        }
+        self.over.cancel();
+    }
+
+    fn error(&self, reason: Lost) -> LeaseError {
+        LeaseError::Lost { resource: self.resource.clone(), reason }
+    }
+}
+
+/// How a lease asks its keep-alive to free it: with a channel for the answer.
+pub(super) type ReleaseRequest = oneshot::Sender<Result<(), LeaseError>>;
+
+/// Serves one term until it is released, dropped or lost.
+///
+/// `release` closing without a request means that the lease was dropped.
+pub(super) async fn serve(
+    term: Arc<Term>,
+    ttl: Ttl,
+    keep_alive: bool,
+    mut release: oneshot::Receiver<ReleaseRequest>,
+) {
+    let over = term.over.clone();
+    let asked = tokio::select! {
+        biased;
+        asked = &mut release => Some(asked.ok()),
+        () = over.cancelled() => None,
+        reason = watch(&term, ttl, keep_alive) => {
+            term.lose(reason);
+            None
+        }
+    };
+    let answer_to = match asked {
+        Some(answer_to) => answer_to,
+        // Lost, but still in the holder's hands: it may yet ask for the release.
+        None => release.await.ok(),
+    };
+    let outcome = free(&term).await;
+    if let Some(answer_to) = answer_to {
+        // A release that was dropped does not want the answer; the lock is freed all the same.
+        let _ = answer_to.send(outcome);
+    }
+}
+
+/// Renews until the term cannot be kept; returns why.
+async fn watch(term: &Term, ttl: Ttl, keep_alive: bool) -> Lost {
+    let interval = ttl.get() / 3;
+    let mut renew_at = term.deadline();
+    if keep_alive {
+        renew_at = term.clock.now().plus(interval).min(renew_at);
+    }
+    loop {
+        term.clock.sleep_until(renew_at).await;
+        let deadline = term.deadline();
+        let sent = term.clock.now();
+        if sent >= deadline {
+            return Lost::Expired;
+        }
+        let answer = tokio::select! {
+            biased;
+            answer = term.service.renew(&term.resource, term.owner, ttl) => answer,
+            // A renewal that hangs must neither hide the loss nor keep the next one from being sent.
+            () = term.clock.sleep_until(sent.plus(interval.max(RETRY_PAUSE)).min(deadline)) => continue,
+        };
+        match answer {
+            Ok(Standing::Held) => {
+                // By the clock the term may have ended while the answer was under way, and others
+                // may have been told so: it stays over.
+                if term.clock.now() >= deadline {
+                    return Lost::Expired;
+                }
+                term.extend(sent.plus(ttl.get().saturating_sub(ttl.drift())));
+                renew_at = sent.plus(interval);
+            }
+            Ok(Standing::NotHeld) => return Lost::Taken,
+            Err(error) => {
+                tracing::debug!(resource = %term.resource, %error, "lease renewal failed, trying again");
+                renew_at = term.clock.now().plus((interval / 4).max(RETRY_PAUSE)).min(deadline);
+            }
+        }
+    }
+}
+
+/// Frees the lock, trying until it can be asked or has run out by itself.
+async fn free(term: &Term) -> Result<(), LeaseError> {
+    loop {
+        let released = tokio::select! {
+            biased;
+            released = term.service.release(&term.resource, term.owner) => Some(released),
+            () = term.clock.sleep_until(term.deadline().max(term.clock.now().plus(LATE_RELEASE))) => None,
+        };
+        return match released {
+            Some(Ok(Standing::Held)) => {
+                // What the service confirms it held until now was not lost, whatever the clock says.
+                tracing::debug!(resource = %term.resource, token = %term.token, "lease released");
+                Ok(())
+            }
+            Some(Ok(Standing::NotHeld)) => {
+                term.lose(Lost::Taken);
+                Err(term.error(term.reason.get().copied().unwrap_or(Lost::Taken)))
+            }
+            Some(Err(error)) if term.clock.now() < term.deadline() => {
+                tracing::debug!(resource = %term.resource, %error, "lease release failed, trying again");
+                term.clock.sleep_until(term.clock.now().plus(RETRY_PAUSE * 10).min(term.deadline())).await;
+                continue;
+            }
+            Some(Err(error)) => Err(error),
+            None => {
+                term.lose(Lost::Expired);
+                Err(term.error(Lost::Expired))
+            }
+        };
+    }
+}

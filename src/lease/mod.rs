@@ -1,0 +1,56 @@
+//! Leases: time-bounded exclusive holds, each with a fencing token.
+//!
+//! # Who is authoritative
+//!
+//! The lock service says who *may* work on a resource; nothing here says who *does*. The lease
+//! trusts the clock and never the database; the [fence](crate::fence) trusts the token and never
+//! the clock. So a lease is about not working in vain, and a fence about not doing harm, and
+//! there is no `is_held()` to be mistaken for safety: [`Lease::remaining`] and [`Lease::lost`] are advice.
+//!
+//! # A term
+//!
+//! ```text
+//!            acquire                    renew (a third of the TTL)
+//!   free ──────────────▶ granted ─────────────────────────────┐
+//!     ▲                   │  │  ▲                             │
+//!     │   release, drop   │  │  └─────────────────────────────┘
+//!     ├───────────────────┘  │ deadline passed · service says "not yours" · counter regressed
+//!     └──────────────────────┴──▶ lost (for ever: a new term is a new acquisition)
+//! ```
+//!
+//! - **One owner a term.** Each acquisition makes a new [`OwnerId`] before anything is sent. A
+//!   renewal keeps the token; the token is a field of the grant and never read again from the
+//!   counter; the keep-alive never acquires. A holder that slept through its lease has lost it,
+//!   whoever holds the resource now.
+//! - **The clock may only make us stop sooner.** The deadline is counted from *before* the request
+//!   was sent, less a drift allowance, on a [clock](crate::clock) that counts suspended time.
+//! - **Loss is announced** by [`Lease::lost`] and [`Lease::cancellation`], no later than the
+//!   deadline, also when the service hangs. "Not yours" ends a term at once; "could not ask" is
+//!   tried again until the deadline.
+//! - **Nothing is left behind.** A dropped acquisition, a dropped lease and a dropped release all
+//!   free the lock in the background; where that cannot be, its time to live does.
+//!
+//! # Numbers
+//!
+//! Where the service's counter may have forgotten tokens it grants without a number, and
+//! [`Leases`] has the database [`Renumber`]: it issues the first token of the next epoch and
+//! refuses all older ones, and the counter is seeded with it only while the lock is still ours.
+//! A holder whose lock ran out in between gets nothing.
+
+mod acquire;
+mod error;
+mod guard;
+mod keepalive;
+mod memory;
+mod service;
+mod ttl;
+
+pub use acquire::{Acquire, Leases};
+pub use error::{LeaseError, Lost};
+pub use guard::Lease;
+pub use memory::MemoryLocks;
+pub use service::{Attempt, Holder, Label, LockService, Request, Standing};
+pub use ttl::Ttl;
+
+#[cfg(doc)]
+use crate::{OwnerId, Renumber};

@@ -1,0 +1,20 @@
+#![doc = include_str!("../README.md")]
+
+pub mod clock;
+mod credential;
+mod error;
+mod grant;
+mod owner;
+mod renumber;
+mod resource;
+mod token;
+
+pub mod lease;
+
+pub use credential::Credential;
+pub use error::{Group, Invalid};
+pub use grant::Grant;
+pub use owner::OwnerId;
+pub use renumber::{CounterOnly, Renumber};
+pub use resource::Resource;
+pub use token::FencingToken;

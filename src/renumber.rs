@@ -1,0 +1,61 @@
+//! How a lock service gets a token when its own counter may have forgotten some.
+
+use std::error::Error;
+
+use futures_core::future::BoxFuture;
+
+use crate::owner::OwnerId;
+use crate::resource::Resource;
+use crate::token::FencingToken;
+
+/// Issues the first token of a resource's next epoch. A fence does it from the database's memory.
+///
+/// A fence knows the tokens that were raised, not those that were issued and never used; so a
+/// counter that may have forgotten cannot simply go on above the fence. Only a whole new epoch is
+/// above everything that was ever issued.
+pub trait Renumber: Send + Sync + 'static {
+    /// Issues `owner` the first token of the next epoch, and has it refuse every older one.
+    ///
+    /// Once this has returned, the token is above all that were ever issued for the resource, and
+    /// no write under an older one is accepted any more. Asked again by the same owner, as after a
+    /// lost answer, it gives the same token. A resource never seen begins at [`FencingToken::FIRST`].
+    ///
+    /// `counter` is what the lock service's counter holds, if anything: the token is above that, too.
+    ///
+    /// # Errors
+    ///
+    /// Whatever kept the database from doing it. Nobody is harmed: the lock is given back.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future may or may not renumber; either way nothing but a number is used up.
+    fn renumber<'a>(
+        &'a self,
+        resource: &'a Resource,
+        owner: OwnerId,
+        counter: Option<FencingToken>,
+    ) -> BoxFuture<'a, Result<FencingToken, Box<dyn Error + Send + Sync>>>;
+}
+
+/// Numbers from the lock service's own counter alone, where no database remembers.
+///
+/// **What that costs:** when the lock service forgets its counter (a flush, a failover to a replica
+/// that was behind), numbering begins again at 1, and a token from before is larger than one from
+/// after. Tokens of such a service order grants only as long as the counter is kept.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct CounterOnly;
+
+impl Renumber for CounterOnly {
+    fn renumber<'a>(
+        &'a self,
+        _: &'a Resource,
+        _: OwnerId,
+        counter: Option<FencingToken>,
+    ) -> BoxFuture<'a, Result<FencingToken, Box<dyn Error + Send + Sync>>> {
+        let first = match counter {
+            None => Some(FencingToken::FIRST),
+            Some(counter) => counter.first_of_next_epoch(),
+        };
+        Box::pin(async move { first.ok_or_else(|| "the last epoch is used up".into()) })
+    }
+}
