@@ -18,6 +18,11 @@ use crate::token::FencingToken;
 /// The shortest pause between two requests that failed.
 const RETRY_PAUSE: Duration = Duration::from_millis(5);
 
+/// The first pause between two attempts to free a lock; it doubles up to [`LONGEST_RELEASE_PAUSE`].
+const RELEASE_PAUSE: Duration = Duration::from_millis(50);
+/// A long lease whose service is away must not keep asking many times a second.
+const LONGEST_RELEASE_PAUSE: Duration = Duration::from_secs(1);
+
 /// How long a release of a lease that has run out may take: the answer is known, but the server may
 /// still hold the lock for as long as the drift allowance.
 const LATE_RELEASE: Duration = Duration::from_secs(1);
@@ -161,34 +166,50 @@ async fn watch(term: &Term, ttl: Ttl, keep_alive: bool) -> Lost {
     }
 }
 
-/// Frees the lock, trying until it can be asked or has run out by itself.
+/// Frees the lock of a term that is over.
 async fn free(term: &Term) -> Result<(), LeaseError> {
+    let end = term.deadline().max(term.clock.now().plus(LATE_RELEASE));
+    match release_until(&*term.service, &term.resource, term.owner, &term.clock, end).await {
+        Ok(Standing::Held) => {
+            // What the service confirms it held until now was not lost, whatever the clock says.
+            tracing::debug!(resource = %term.resource, token = %term.token, "lease released");
+            Ok(())
+        }
+        Ok(Standing::NotHeld) => {
+            term.lose(Lost::Taken);
+            Err(term.error(term.reason.get().copied().unwrap_or(Lost::Taken)))
+        }
+        Err(error) => {
+            if let Some(reason) = term.lost() {
+                term.lose(reason);
+            }
+            Err(error)
+        }
+    }
+}
+
+/// Asks the service to free a lock until it answers, or until `end`.
+pub(super) async fn release_until(
+    service: &dyn LockService,
+    resource: &Resource,
+    owner: OwnerId,
+    clock: &Clock,
+    end: Moment,
+) -> Result<Standing, LeaseError> {
+    let mut pause = RELEASE_PAUSE;
     loop {
         let released = tokio::select! {
             biased;
-            released = term.service.release(&term.resource, term.owner) => Some(released),
-            () = term.clock.sleep_until(term.deadline().max(term.clock.now().plus(LATE_RELEASE))) => None,
+            released = service.release(resource, owner) => released,
+            () = clock.sleep_until(end) => return Err(LeaseError::Unavailable("it did not answer".into())),
         };
-        return match released {
-            Some(Ok(Standing::Held)) => {
-                // What the service confirms it held until now was not lost, whatever the clock says.
-                tracing::debug!(resource = %term.resource, token = %term.token, "lease released");
-                Ok(())
+        match released {
+            Err(LeaseError::Unavailable(error)) if clock.now() < end => {
+                tracing::debug!(%resource, %error, "lease release failed, trying again");
+                clock.sleep_until(clock.now().plus(pause).min(end)).await;
+                pause = (pause * 2).min(LONGEST_RELEASE_PAUSE);
             }
-            Some(Ok(Standing::NotHeld)) => {
-                term.lose(Lost::Taken);
-                Err(term.error(term.reason.get().copied().unwrap_or(Lost::Taken)))
-            }
-            Some(Err(error)) if term.clock.now() < term.deadline() => {
-                tracing::debug!(resource = %term.resource, %error, "lease release failed, trying again");
-                term.clock.sleep_until(term.clock.now().plus(RETRY_PAUSE * 10).min(term.deadline())).await;
-                continue;
-            }
-            Some(Err(error)) => Err(error),
-            None => {
-                term.lose(Lost::Expired);
-                Err(term.error(Lost::Expired))
-            }
-        };
+            released => return released,
+        }
     }
 }

@@ -38,6 +38,7 @@
 //! A holder whose lock ran out in between gets nothing.
 
 mod acquire;
+mod acquisition;
 mod error;
 mod guard;
 mod keepalive;
