@@ -170,22 +170,34 @@ async fn watch(term: &Term, ttl: Ttl, keep_alive: bool) -> Lost {
 async fn free(term: &Term) -> Result<(), LeaseError> {
     let end = term.deadline().max(term.clock.now().plus(LATE_RELEASE));
     match release_until(&*term.service, &term.resource, term.owner, &term.clock, end).await {
-        Ok(Standing::Held) => {
-            // What the service confirms it held until now was not lost, whatever the clock says.
-            tracing::debug!(resource = %term.resource, token = %term.token, "lease released");
-            Ok(())
-        }
-        Ok(Standing::NotHeld) => {
+        // What the service confirms it held until now was not lost, whatever the clock says.
+        Ok(Freed::Now) => {}
+        // Until the deadline nobody else can have had it.
+        Ok(Freed::Perhaps) if term.lost().is_none() => {}
+        Ok(Freed::Perhaps | Freed::NotHeld) => {
             term.lose(Lost::Taken);
-            Err(term.error(term.reason.get().copied().unwrap_or(Lost::Taken)))
+            return Err(term.error(term.reason.get().copied().unwrap_or(Lost::Taken)));
         }
         Err(error) => {
             if let Some(reason) = term.lost() {
                 term.lose(reason);
             }
-            Err(error)
+            return Err(error);
         }
     }
+    tracing::debug!(resource = %term.resource, token = %term.token, "lease released");
+    Ok(())
+}
+
+/// What came of a release.
+pub(super) enum Freed {
+    /// The lock was the owner's.
+    Now,
+    /// It is not the owner's any more, but the answer to an earlier attempt was lost: that may
+    /// have freed it.
+    Perhaps,
+    /// It was not the owner's.
+    NotHeld,
 }
 
 /// Asks the service to free a lock until it answers, or until `end`.
@@ -195,8 +207,9 @@ pub(super) async fn release_until(
     owner: OwnerId,
     clock: &Clock,
     end: Moment,
-) -> Result<Standing, LeaseError> {
+) -> Result<Freed, LeaseError> {
     let mut pause = RELEASE_PAUSE;
+    let mut doubtful = false;
     loop {
         let released = tokio::select! {
             biased;
@@ -204,12 +217,16 @@ pub(super) async fn release_until(
             () = clock.sleep_until(end) => return Err(LeaseError::Unavailable("it did not answer".into())),
         };
         match released {
+            Ok(Standing::Held) => return Ok(Freed::Now),
+            Ok(Standing::NotHeld) if doubtful => return Ok(Freed::Perhaps),
+            Ok(Standing::NotHeld) => return Ok(Freed::NotHeld),
             Err(LeaseError::Unavailable(error)) if clock.now() < end => {
                 tracing::debug!(%resource, %error, "lease release failed, trying again");
+                doubtful = true;
                 clock.sleep_until(clock.now().plus(pause).min(end)).await;
                 pause = (pause * 2).min(LONGEST_RELEASE_PAUSE);
             }
-            released => return released,
+            Err(error) => return Err(error),
         }
     }
 }
