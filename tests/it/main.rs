@@ -6,5 +6,6 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod conformance;
 mod redis;
 mod support;
