@@ -7,5 +7,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod conformance;
+mod postgres_leases;
 mod redis;
+mod sqlite_leases;
 mod support;

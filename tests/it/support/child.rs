@@ -22,6 +22,8 @@ type Role = Pin<Box<dyn Future<Output = ()>>>;
 fn role(name: &str) -> Role {
     match name {
         "echo" => Box::pin(echo()),
+        "contend" => Box::pin(crate::sqlite_leases::contend()),
+        "hold" => Box::pin(crate::sqlite_leases::hold()),
         "redis" => Box::pin(super::redis::run_a_server()),
         other => panic!("no such role: {other}"),
     }
