@@ -369,11 +369,8 @@ async fn a_release_at_the_very_end_never_frees_the_successor(bench: impl Bench) 
         take(&locks, &late).await.unwrap();
         let successor = request("a", LONG);
         let wait = async {
-            loop {
-                match locks.acquire(&successor).await.unwrap() {
-                    Attempt::Held { .. } => bench.pass(Duration::from_micros(500)).await,
-                    _ => break,
-                }
+            while let Attempt::Held { .. } = locks.acquire(&successor).await.unwrap() {
+                bench.pass(Duration::from_micros(500)).await;
             }
         };
         let release = async {
