@@ -5,7 +5,7 @@ use std::future::IntoFuture;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_core::future::BoxFuture;
+use futures_util::future::BoxFuture;
 
 use super::error::{LeaseError, Lost};
 use super::guard::Lease;
