@@ -19,6 +19,10 @@ pub trait FenceDatabase: Dialect {}
 
 /// The steps of one database. They are atomic where they say so, and speak on one connection.
 pub trait Dialect: Database {
+    /// Whether a rollback leaves the connection fit for the next borrower, whatever happened in the
+    /// transaction.
+    const ROLLBACK_MENDS: bool;
+
     /// Raises the fence to the grant if it may not be there yet, commits that, opens a transaction
     /// and admits it. On an error the connection may be left inside a transaction.
     fn open(

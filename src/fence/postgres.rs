@@ -30,6 +30,8 @@ type Transactions = <Postgres as sqlx::Database>::TransactionManager;
 impl FenceDatabase for Postgres {}
 
 impl Dialect for Postgres {
+    const ROLLBACK_MENDS: bool = true;
+
     async fn open(conn: &mut PgConnection, grant: &Grant, opening: Opening) -> Result<(), FenceError> {
         let admission = admission(conn, grant, &opening)?;
         if opening.raised {

@@ -29,6 +29,10 @@ type Transactions = <Sqlite as sqlx::Database>::TransactionManager;
 impl FenceDatabase for Sqlite {}
 
 impl Dialect for Sqlite {
+    /// SQLite ends a transaction by itself on some errors, and fails the rollback of one that is
+    /// not there; sqlx then goes on counting it as open.
+    const ROLLBACK_MENDS: bool = false;
+
     async fn open(conn: &mut SqliteConnection, grant: &Grant, opening: Opening) -> Result<(), FenceError> {
         if !opening.raised {
             Self::raise(conn, grant, opening.patience).await?;

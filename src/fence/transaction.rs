@@ -121,13 +121,14 @@ impl<DB: FenceDatabase> DerefMut for FencedTransaction<DB> {
 impl<DB: FenceDatabase> Drop for FencedTransaction<DB> {
     fn drop(&mut self) {
         let finished = self.finished;
-        let in_flight = self.admitted.health.in_flight;
+        let health = &self.admitted.health;
+        let unfit = health.in_flight || (health.suspect && !DB::ROLLBACK_MENDS);
         let Some(conn) = self.admitted.pooled_mut() else { return };
         if finished {
             return;
         }
         let depth = <DB as Database>::TransactionManager::get_transaction_depth(conn);
-        if in_flight || depth != 1 {
+        if unfit || depth != 1 {
             // A statement may still run there, or the transaction is not what it was: the end of
             // the connection ends both.
             conn.close_on_drop();

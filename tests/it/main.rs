@@ -6,4 +6,5 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod fence;
 mod support;

@@ -22,6 +22,7 @@ type Role = Pin<Box<dyn Future<Output = ()>>>;
 fn role(name: &str) -> Role {
     match name {
         "echo" => Box::pin(echo()),
+        "sleeper" => Box::pin(crate::fence::sleepers::sleeper()),
         "redis" => Box::pin(super::redis::run_a_server()),
         other => panic!("no such role: {other}"),
     }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::Runtime;
 
-pub(crate) use postgres::postgres;
+pub(crate) use postgres::{TestDatabase, postgres};
 pub(crate) use redis::redis;
 
 /// How long anything may take that takes milliseconds when all is well. Long, since it only ends
