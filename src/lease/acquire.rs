@@ -7,24 +7,20 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
-use super::error::{LeaseError, Lost};
+use super::acquisition::Acquisition;
+use super::error::LeaseError;
 use super::guard::Lease;
-use super::keepalive::Term;
-use super::service::{Attempt, Holder, Label, LockService, Request, Standing};
-use crate::clock::{Clock, Moment};
+use super::service::{Holder, Label, LockService, Request};
+use crate::clock::Clock;
 use crate::error::Invalid;
 use crate::owner::OwnerId;
 use crate::renumber::{CounterOnly, Renumber};
 use crate::resource::Resource;
-use crate::token::FencingToken;
 
 /// The first pause between two attempts of a waiting acquisition; it doubles up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 /// Short enough that a freed lock is found within half a second.
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
-/// How long one request may take. A service that has not answered by then is asked again: the
-/// same owner gets the same grant.
-const REQUEST_LIMIT: Duration = Duration::from_secs(5);
 
 /// Hands out leases from a lock service, numbered by it and, where it may have forgotten, by a fence.
 ///
@@ -45,9 +41,9 @@ const REQUEST_LIMIT: Duration = Duration::from_secs(5);
 /// ```
 #[derive(Clone)]
 pub struct Leases {
-    service: Arc<dyn LockService>,
-    renumber: Arc<dyn Renumber>,
-    clock: Clock,
+    pub(super) service: Arc<dyn LockService>,
+    pub(super) renumber: Arc<dyn Renumber>,
+    pub(super) clock: Clock,
 }
 
 impl Leases {
@@ -140,72 +136,6 @@ impl Leases {
         let resource = resource.try_into().map_err(Into::into)?;
         self.service.holder(&resource).await
     }
-
-    /// One attempt: a lease, or how long another still has it.
-    async fn attempt(
-        &self,
-        request: &Request,
-        keep_alive: bool,
-    ) -> Result<Result<Lease, Option<Duration>>, LeaseError> {
-        let mut abandoned = ReleaseOnDrop::new(self, request);
-        let mut sent = self.clock.now();
-        let mut answer = self.ask(request).await;
-        if matches!(answer, Err(LeaseError::Unavailable(_))) {
-            // The answer may have been lost after the lock was granted; the owner is recognised.
-            sent = self.clock.now();
-            answer = self.ask(request).await;
-        }
-        let deadline = sent.plus(request.ttl.get().saturating_sub(request.ttl.drift()));
-        let token = match answer? {
-            Attempt::Held { remaining } => {
-                abandoned.defuse();
-                return Ok(Err(remaining));
-            }
-            Attempt::Granted(token) => token,
-            Attempt::Unnumbered { counter } => self.number(request, counter, deadline).await?,
-        };
-        let term = Term::new(request, token, deadline, self.service.clone(), self.clock.clone());
-        if self.clock.now() >= deadline {
-            return Err(lost(request, Lost::Expired));
-        }
-        abandoned.defuse();
-        tracing::debug!(resource = %request.resource, %token, owner = %request.owner, "lease acquired");
-        Ok(Ok(Lease::start(term, request.ttl, keep_alive)))
-    }
-
-    async fn ask(&self, request: &Request) -> Result<Attempt, LeaseError> {
-        // An answer that comes after the lock has run out would be of no use.
-        let limit = request.ttl.get().min(REQUEST_LIMIT);
-        match tokio::time::timeout(limit, self.service.acquire(request)).await {
-            Ok(answer) => answer,
-            Err(elapsed) => Err(LeaseError::Unavailable(elapsed.into())),
-        }
-    }
-
-    /// Has the database issue a token for a grant without one, and seeds the counter with it.
-    async fn number(
-        &self,
-        request: &Request,
-        counter: Option<FencingToken>,
-        deadline: Moment,
-    ) -> Result<FencingToken, LeaseError> {
-        let numbered = async {
-            let token = self
-                .renumber
-                .renumber(&request.resource, request.owner, counter)
-                .await
-                .map_err(|source| LeaseError::Renumber { resource: request.resource.clone(), source })?;
-            tracing::info!(resource = %request.resource, %token, "token counter is new or may have forgotten: renumbered");
-            match self.service.seed(&request.resource, request.owner, token).await? {
-                Standing::Held => Ok(token),
-                Standing::NotHeld => Err(lost(request, Lost::Taken)),
-            }
-        };
-        tokio::select! {
-            numbered = numbered => numbered,
-            () = self.clock.sleep_until(deadline) => Err(lost(request, Lost::Expired)),
-        }
-    }
 }
 
 impl fmt::Debug for Leases {
@@ -256,11 +186,13 @@ impl Acquire<'_> {
             ttl: self.ttl.try_into()?,
             label: Label::here(self.note),
         };
+        let resource = request.resource.clone();
+        let mut acquisition = Acquisition::new(leases, request);
         let began = leases.clock.now();
         let end = began.plus(self.wait);
         let mut pause = FIRST_PAUSE;
         loop {
-            let outcome = leases.attempt(&request, self.keep_alive).await;
+            let outcome = acquisition.attempt(self.keep_alive).await;
             let held_for = match outcome {
                 Ok(Ok(lease)) => return Ok(lease),
                 Ok(Err(remaining)) => remaining,
@@ -272,10 +204,8 @@ impl Acquire<'_> {
             if now >= end {
                 return Err(match outcome {
                     Err(error) => error,
-                    Ok(_) if self.wait.is_zero() => {
-                        LeaseError::Held { resource: request.resource, remaining: held_for }
-                    }
-                    Ok(_) => LeaseError::Timeout { resource: request.resource, waited: now.since(began) },
+                    Ok(_) if self.wait.is_zero() => LeaseError::Held { resource, remaining: held_for },
+                    Ok(_) => LeaseError::Timeout { resource, waited: now.since(began) },
                 });
             }
             // Never asleep past the holder's end; jittered, so that waiters do not come in step.
@@ -297,44 +227,4 @@ impl<'a> IntoFuture for Acquire<'a> {
 
 fn jittered(pause: Duration) -> Duration {
     pause.mul_f64(0.5 + fastrand::f64() / 2.0)
-}
-
-fn lost(request: &Request, reason: Lost) -> LeaseError {
-    LeaseError::Lost { resource: request.resource.clone(), reason }
-}
-
-/// Frees in the background what an acquisition that failed or was dropped may have been granted.
-struct ReleaseOnDrop {
-    service: Option<Arc<dyn LockService>>,
-    resource: Resource,
-    owner: OwnerId,
-}
-
-impl ReleaseOnDrop {
-    fn new(leases: &Leases, request: &Request) -> Self {
-        Self {
-            service: Some(leases.service.clone()),
-            resource: request.resource.clone(),
-            owner: request.owner,
-        }
-    }
-
-    fn defuse(&mut self) {
-        self.service = None;
-    }
-}
-
-impl Drop for ReleaseOnDrop {
-    fn drop(&mut self) {
-        // Without a runtime, as when it is shutting down, the time to live frees the lock.
-        if let (Some(service), Ok(runtime)) = (self.service.take(), tokio::runtime::Handle::try_current()) {
-            let (resource, owner) = (self.resource.clone(), self.owner);
-            runtime.spawn(async move {
-                let released = tokio::time::timeout(REQUEST_LIMIT, service.release(&resource, owner)).await;
-                if !matches!(released, Ok(Ok(_))) {
-                    tracing::debug!(%resource, %owner, "an abandoned acquisition is left to its time to live");
-                }
-            });
-        }
-    }
 }

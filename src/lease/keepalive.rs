@@ -18,6 +18,11 @@ use crate::token::FencingToken;
 /// The shortest pause between two requests that failed.
 const RETRY_PAUSE: Duration = Duration::from_millis(5);
 
+/// The first pause between two attempts to free a lock; it doubles up to [`LONGEST_RELEASE_PAUSE`].
+const RELEASE_PAUSE: Duration = Duration::from_millis(50);
+/// A long lease whose service is away must not keep asking many times a second.
+const LONGEST_RELEASE_PAUSE: Duration = Duration::from_secs(1);
+
 /// How long a release of a lease that has run out may take: the answer is known, but the server may
 /// still hold the lock for as long as the drift allowance.
 const LATE_RELEASE: Duration = Duration::from_secs(1);
@@ -161,34 +166,67 @@ async fn watch(term: &Term, ttl: Ttl, keep_alive: bool) -> Lost {
     }
 }
 
-/// Frees the lock, trying until it can be asked or has run out by itself.
+/// Frees the lock of a term that is over.
 async fn free(term: &Term) -> Result<(), LeaseError> {
+    let end = term.deadline().max(term.clock.now().plus(LATE_RELEASE));
+    match release_until(&*term.service, &term.resource, term.owner, &term.clock, end).await {
+        // What the service confirms it held until now was not lost, whatever the clock says.
+        Ok(Freed::Now) => {}
+        // Until the deadline nobody else can have had it.
+        Ok(Freed::Perhaps) if term.lost().is_none() => {}
+        Ok(Freed::Perhaps | Freed::NotHeld) => {
+            term.lose(Lost::Taken);
+            return Err(term.error(term.reason.get().copied().unwrap_or(Lost::Taken)));
+        }
+        Err(error) => {
+            if let Some(reason) = term.lost() {
+                term.lose(reason);
+            }
+            return Err(error);
+        }
+    }
+    tracing::debug!(resource = %term.resource, token = %term.token, "lease released");
+    Ok(())
+}
+
+/// What came of a release.
+pub(super) enum Freed {
+    /// The lock was the owner's.
+    Now,
+    /// It is not the owner's any more, but the answer to an earlier attempt was lost: that may
+    /// have freed it.
+    Perhaps,
+    /// It was not the owner's.
+    NotHeld,
+}
+
+/// Asks the service to free a lock until it answers, or until `end`.
+pub(super) async fn release_until(
+    service: &dyn LockService,
+    resource: &Resource,
+    owner: OwnerId,
+    clock: &Clock,
+    end: Moment,
+) -> Result<Freed, LeaseError> {
+    let mut pause = RELEASE_PAUSE;
+    let mut doubtful = false;
     loop {
         let released = tokio::select! {
             biased;
-            released = term.service.release(&term.resource, term.owner) => Some(released),
-            () = term.clock.sleep_until(term.deadline().max(term.clock.now().plus(LATE_RELEASE))) => None,
+            released = service.release(resource, owner) => released,
+            () = clock.sleep_until(end) => return Err(LeaseError::Unavailable("it did not answer".into())),
         };
-        return match released {
-            Some(Ok(Standing::Held)) => {
-                // What the service confirms it held until now was not lost, whatever the clock says.
-                tracing::debug!(resource = %term.resource, token = %term.token, "lease released");
-                Ok(())
+        match released {
+            Ok(Standing::Held) => return Ok(Freed::Now),
+            Ok(Standing::NotHeld) if doubtful => return Ok(Freed::Perhaps),
+            Ok(Standing::NotHeld) => return Ok(Freed::NotHeld),
+            Err(LeaseError::Unavailable(error)) if clock.now() < end => {
+                tracing::debug!(%resource, %error, "lease release failed, trying again");
+                doubtful = true;
+                clock.sleep_until(clock.now().plus(pause).min(end)).await;
+                pause = (pause * 2).min(LONGEST_RELEASE_PAUSE);
             }
-            Some(Ok(Standing::NotHeld)) => {
-                term.lose(Lost::Taken);
-                Err(term.error(term.reason.get().copied().unwrap_or(Lost::Taken)))
-            }
-            Some(Err(error)) if term.clock.now() < term.deadline() => {
-                tracing::debug!(resource = %term.resource, %error, "lease release failed, trying again");
-                term.clock.sleep_until(term.clock.now().plus(RETRY_PAUSE * 10).min(term.deadline())).await;
-                continue;
-            }
-            Some(Err(error)) => Err(error),
-            None => {
-                term.lose(Lost::Expired);
-                Err(term.error(Lost::Expired))
-            }
-        };
+            Err(error) => return Err(error),
+        }
     }
 }

@@ -38,13 +38,18 @@
 //! A holder whose lock ran out in between gets nothing.
 
 mod acquire;
+mod acquisition;
 mod error;
 mod guard;
 mod keepalive;
 mod memory;
+#[cfg(feature = "redis")]
+mod redis;
 mod service;
 mod ttl;
 
+#[cfg(feature = "redis")]
+pub use self::redis::RedisLocks;
 pub use acquire::{Acquire, Leases};
 pub use error::{LeaseError, Lost};
 pub use guard::Lease;

@@ -84,6 +84,14 @@ pub struct Request {
     pub label: Label,
 }
 
+impl Request {
+    /// Describes an acquisition; for those who ask a service themselves.
+    #[must_use]
+    pub fn new(resource: Resource, owner: OwnerId, ttl: Ttl, label: Label) -> Self {
+        Self { resource, owner, ttl, label }
+    }
+}
+
 /// The answer to one acquisition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attempt {

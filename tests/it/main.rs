@@ -7,4 +7,5 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod fence;
+mod redis;
 mod support;

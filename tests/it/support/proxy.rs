@@ -1,7 +1,7 @@
 //! A bad network between a client and its server.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -22,7 +22,8 @@ pub(crate) enum Way {
     Delay(Duration),
     /// They wait until this changes.
     Hang,
-    /// They are lost, without the sender being told.
+    /// They are lost, without the sender being told. A connection that lost some ends when this
+    /// changes: no network goes on in the middle of a stream.
     Lose,
 }
 
@@ -38,6 +39,10 @@ pub(crate) struct Proxy {
     address: SocketAddr,
     upstream: Arc<str>,
     ways: watch::Sender<Ways>,
+    /// What the next connection will listen to.
+    next: Arc<Mutex<watch::Receiver<Ways>>>,
+    /// The hands that nobody moves any more, of connections that were stranded.
+    stranded: Vec<watch::Sender<Ways>>,
     /// Each change ends the connections there are, and so does dropping it.
     cuts: watch::Sender<()>,
     listener: Option<Listener>,
@@ -52,10 +57,13 @@ struct Listener {
 impl Proxy {
     /// Listens in front of `upstream`, which is `host:port`.
     pub(crate) async fn to(upstream: &str) -> Self {
+        let ways = watch::Sender::new(Ways { to_server: Way::Pass, to_client: Way::Pass });
         let mut proxy = Self {
             address: SocketAddr::from(([127, 0, 0, 1], 0)),
             upstream: upstream.into(),
-            ways: watch::Sender::new(Ways { to_server: Way::Pass, to_client: Way::Pass }),
+            next: Arc::new(Mutex::new(ways.subscribe())),
+            ways,
+            stranded: Vec::new(),
             cuts: watch::Sender::new(()),
             listener: None,
         };
@@ -88,6 +96,14 @@ impl Proxy {
         self.set(Way::Pass, Way::Lose);
     }
 
+    /// Leaves the connections there are hanging for good; new ones are forwarded.
+    pub(crate) fn strand(&mut self) {
+        self.hang();
+        let ways = watch::Sender::new(Ways { to_server: Way::Pass, to_client: Way::Pass });
+        *self.next.lock().unwrap() = ways.subscribe();
+        self.stranded.push(std::mem::replace(&mut self.ways, ways));
+    }
+
     /// Ends all connections there are.
     pub(crate) fn cut(&self) {
         self.cuts.send_replace(());
@@ -114,7 +130,7 @@ impl Proxy {
         let closing = CancellationToken::new();
         let (closed, gone) = oneshot::channel();
         self.listener = Some(Listener { close: closing.clone().drop_guard(), gone });
-        let serve = accept_all(listener, self.upstream.clone(), self.ways.subscribe(), self.cuts.subscribe());
+        let serve = accept_all(listener, self.upstream.clone(), self.next.clone(), self.cuts.subscribe());
         BACKGROUND.spawn(async move {
             let _ = closing.run_until_cancelled(serve).await;
             let _ = closed.send(());
@@ -125,11 +141,12 @@ impl Proxy {
 async fn accept_all(
     listener: TcpListener,
     upstream: Arc<str>,
-    ways: watch::Receiver<Ways>,
+    next: Arc<Mutex<watch::Receiver<Ways>>>,
     cuts: watch::Receiver<()>,
 ) {
     while let Ok((client, _)) = listener.accept().await {
-        let (upstream, ways, mut cuts) = (upstream.clone(), ways.clone(), cuts.clone());
+        let (upstream, mut cuts) = (upstream.clone(), cuts.clone());
+        let ways = next.lock().unwrap().clone();
         cuts.mark_unchanged();
         tokio::spawn(async move {
             tokio::select! {
@@ -159,14 +176,18 @@ async fn one_way(
     way: fn(&Ways) -> Way,
 ) {
     let (queue, mut queued) = mpsc::unbounded_channel::<(Instant, Vec<u8>)>();
-    let current = ways.clone();
+    let mut current = ways.clone();
     let read = async move {
         let mut buffer = vec![0; 64 * 1024];
         while let Ok(read @ 1..) = from.read(&mut buffer).await {
-            let due = match way(&current.borrow()) {
-                Way::Lose => continue,
-                Way::Delay(delay) => Instant::now() + delay,
-                Way::Pass | Way::Hang => Instant::now(),
+            let due = match way(&current.borrow_and_update()) {
+                Way::Lose => None,
+                Way::Delay(delay) => Some(Instant::now() + delay),
+                Way::Pass | Way::Hang => Some(Instant::now()),
+            };
+            let Some(due) = due else {
+                let _ = current.wait_for(|ways| way(ways) != Way::Lose).await;
+                return;
             };
             let _ = queue.send((due, buffer[..read].to_vec()));
         }
@@ -219,7 +240,14 @@ async fn the_proxy_does_what_it_is_told() {
     connection.write_all(b"PING\r\n").await.unwrap();
     assert!(silent(&mut connection).await);
     proxy.pass();
+    assert!(ping(&mut connection).await.is_err());
+
+    let mut connection = connect().await;
     ping(&mut connection).await.unwrap();
+    proxy.strand();
+    connection.write_all(b"PING\r\n").await.unwrap();
+    assert!(silent(&mut connection).await);
+    ping(&mut connect().await).await.unwrap();
 
     proxy.cut();
     assert!(ping(&mut connection).await.is_err());

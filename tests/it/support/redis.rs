@@ -4,6 +4,7 @@ use std::net::TcpListener;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use fencerow::lease::RedisLocks;
 use redis::Client;
 use redis::aio::MultiplexedConnection;
 use testcontainers::core::IntoContainerPort as _;
@@ -35,6 +36,17 @@ impl TestRedis {
     /// `host:port` of the server, for a proxy in front of it.
     pub(crate) fn address(&self) -> &str {
         &self.address
+    }
+
+    /// The lock service on it, with keys of its own.
+    pub(crate) async fn locks(&self) -> RedisLocks {
+        self.locks_at(&self.address).await
+    }
+
+    /// The same, behind a proxy.
+    pub(crate) async fn locks_at(&self, address: impl std::fmt::Display) -> RedisLocks {
+        let locks = RedisLocks::connect(&format!("redis://{address}/")).await.unwrap();
+        locks.with_prefix(&self.prefix).unwrap()
     }
 
     /// A connection of the test's own, to look behind the scenes.

@@ -1,0 +1,59 @@
+-- Takes a lock if it is free, and counts its token up in the same step.
+--
+-- KEYS[1]  the lock: '<owner> <token> <since, ms> <label>'; the token is '-' while it has no number
+-- KEYS[2]  the token counter, without a time to live
+-- KEYS[3]  the run of the server (its run_id) that the counter was last seeded in
+-- ARGV[1]  owner, 36 characters
+-- ARGV[2]  time to live in milliseconds, 1 to 2^53 - 1
+-- ARGV[3]  label, a JSON object
+--
+-- Result   {'granted', token}
+--          {'unnumbered', counter, or '' if there is none}
+--          {'held', milliseconds left, or -1 if it has no end}
+-- Error    FENCEROW where the counter cannot count on, WRONGTYPE where a key is somebody else's
+--
+-- Invariant: an error leaves no lock behind, so everything that can fail comes before SET; a
+-- script that fails half-way is not rolled back. Numbers are passed on as Redis stores them:
+-- Lua's are doubles, which repeat above 2^53.
+
+local lock = redis.call('GET', KEYS[1])
+local counter = redis.call('GET', KEYS[2])
+local seeded_in = redis.call('GET', KEYS[3])
+
+if lock and string.sub(lock, 1, 36) ~= ARGV[1] then
+    return {'held', redis.call('PTTL', KEYS[1])}
+end
+
+if lock then
+    -- The same owner asks again: the answer was lost. It gets the same one, and its time anew.
+    redis.call('PEXPIRE', KEYS[1], ARGV[2])
+    local token = string.match(lock, '^%S+ (%S+)')
+    if token == '-' then
+        return {'unnumbered', counter or ''}
+    end
+    return {'granted', token}
+end
+
+if counter then
+    if not string.match(counter, '^[1-9]%d*$') then
+        return redis.error_reply('FENCEROW the token counter is not a positive integer')
+    end
+    if #counter > 19 or (#counter == 19 and counter >= '9223372036854775807') then
+        return redis.error_reply('FENCEROW the token counter is at its end')
+    end
+end
+
+local token = '-'
+local run = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+if counter and seeded_in == run then
+    redis.call('INCR', KEYS[2])
+    token = redis.call('GET', KEYS[2])
+end
+
+local now = redis.call('TIME')
+local since = now[1] .. string.format('%03d', math.floor(now[2] / 1000))
+redis.call('SET', KEYS[1], ARGV[1] .. ' ' .. token .. ' ' .. since .. ' ' .. ARGV[3], 'PX', ARGV[2])
+if token == '-' then
+    return {'unnumbered', counter or ''}
+end
+return {'granted', token}

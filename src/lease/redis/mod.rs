@@ -1,0 +1,275 @@
+//! Locks in Redis.
+
+mod keys;
+mod link;
+mod script;
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use futures_util::future::BoxFuture;
+use redis::io::tcp::TcpSettings;
+use redis::{Client, FromRedisValue, IntoConnectionInfo as _, RedisError};
+
+use self::keys::{Keys, check_prefix};
+use self::link::Link;
+use self::script::Script;
+use super::error::LeaseError;
+use super::service::{Attempt, Holder, Label, LockService, Request, Standing};
+use super::ttl::Ttl;
+use crate::error::Invalid;
+use crate::owner::OwnerId;
+use crate::resource::Resource;
+use crate::token::FencingToken;
+
+/// Keeps locks and token counters in one Redis server, 6.0 or newer; clones share the connection.
+///
+/// Each step is one script in one round trip; a lock's time is judged by the server. A request
+/// waits at most three seconds for its answer, and as long for a connection; a server that does
+/// not answer is connected to anew.
+///
+/// # What is kept
+///
+/// For each resource, `<prefix>{<name>}:lock` while it is held, and `:token` and `:run`, two small
+/// keys that stay: the counter, and the run of the server that it was last seeded in. When the
+/// server was restarted, or another was promoted, that run is over, and the next grant is numbered
+/// anew by the database. The server must not evict keys (`maxmemory-policy noeviction`): a lock
+/// that is evicted is lost by its holder, and a counter is numbered anew.
+///
+/// # Examples
+///
+/// ```no_run
+/// use fencerow::lease::{Leases, RedisLocks};
+/// use std::time::Duration;
+///
+/// # async fn example(fence: impl fencerow::Renumber) -> Result<(), fencerow::lease::LeaseError> {
+/// let leases = Leases::new(RedisLocks::connect("redis://127.0.0.1/").await?, fence);
+/// let lease = leases.acquire("settlement:2026-11-30", Duration::from_secs(10)).await?;
+/// println!("token {}", lease.token());
+/// lease.release().await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct RedisLocks {
+    link: Arc<Link>,
+    prefix: Arc<str>,
+}
+
+impl RedisLocks {
+    /// What every key begins with unless [`RedisLocks::with_prefix`] says otherwise.
+    pub const PREFIX: &'static str = "fencerow:";
+
+    /// Connects to the server of a `redis://` or `unix://` URL.
+    ///
+    /// For `rediss://`, switch on a TLS feature of the `redis` crate in your own manifest, and
+    /// install a crypto provider.
+    ///
+    /// # Errors
+    ///
+    /// [`LeaseError::Invalid`] if that is no such URL, [`LeaseError::Unavailable`] if the server
+    /// cannot be reached or does not let us in.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future has no effect.
+    pub async fn connect(url: &str) -> Result<Self, LeaseError> {
+        // The crate's own error may quote the URL, and with it a password.
+        let malformed = |_| Invalid::Option {
+            what: "Redis URL",
+            reason: "it does not begin with redis:// or unix://, is malformed, or needs TLS, which is not built in",
+        };
+        let info = url.into_connection_info().map_err(malformed)?;
+        // Small requests must not wait for each other's acknowledgements.
+        let settings = TcpSettings::default().set_nodelay(true);
+        let client = Client::open(info.set_tcp_settings(settings)).map_err(malformed)?;
+        let locks = Self::from_client(client);
+        locks.link.connect().await.map_err(unavailable)?;
+        Ok(locks)
+    }
+
+    /// Uses a client with settings of its own, such as TLS. Nothing is connected yet.
+    #[must_use]
+    pub fn from_client(client: Client) -> Self {
+        Self { link: Arc::new(Link::new(client)), prefix: Self::PREFIX.into() }
+    }
+
+    /// Begins every key with `prefix` instead. Locks under different prefixes have nothing to do
+    /// with each other.
+    ///
+    /// # Errors
+    ///
+    /// [`Invalid::Option`] if it is empty or contains braces, blanks or control characters.
+    pub fn with_prefix(mut self, prefix: &str) -> Result<Self, Invalid> {
+        check_prefix(prefix)?;
+        self.prefix = prefix.into();
+        Ok(self)
+    }
+
+    fn keys(&self, resource: &Resource) -> Keys {
+        Keys::new(&self.prefix, resource)
+    }
+
+    async fn run<T: FromRedisValue>(
+        &self,
+        resource: &Resource,
+        script: &Script,
+        keys: &[&str],
+        arguments: &[&str],
+    ) -> Result<T, LeaseError> {
+        let answer = self.link.run(script, keys, arguments).await.map_err(unavailable)?;
+        let answer = answer.map_err(|error| failure(resource, error))?;
+        T::from_redis_value(answer).map_err(|error| refused(resource, error))
+    }
+
+    async fn step(
+        &self,
+        resource: &Resource,
+        script: &Script,
+        keys: &[&str],
+        arguments: &[&str],
+    ) -> Result<Standing, LeaseError> {
+        let done: bool = self.run(resource, script, keys, arguments).await?;
+        Ok(if done { Standing::Held } else { Standing::NotHeld })
+    }
+}
+
+impl LockService for RedisLocks {
+    fn acquire<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Attempt, LeaseError>> {
+        Box::pin(async move {
+            let resource = &request.resource;
+            let Keys { lock, token, run } = self.keys(resource);
+            let owner = request.owner.to_string();
+            let ttl = request.ttl.millis().to_string();
+            let label = serde_json::to_string(&request.label).map_err(|error| refused(resource, error))?;
+            let (outcome, number): (String, String) =
+                self.run(resource, &script::ACQUIRE, &[&lock, &token, &run], &[&owner, &ttl, &label]).await?;
+            match outcome.as_str() {
+                "granted" => Ok(Attempt::Granted(parse(resource, &number)?)),
+                "unnumbered" if number.is_empty() => Ok(Attempt::Unnumbered { counter: None }),
+                "unnumbered" => Ok(Attempt::Unnumbered { counter: Some(parse(resource, &number)?) }),
+                _ => Ok(Attempt::Held { remaining: remaining(parse(resource, &number)?) }),
+            }
+        })
+    }
+
+    fn seed<'a>(
+        &'a self,
+        resource: &'a Resource,
+        owner: OwnerId,
+        token: FencingToken,
+    ) -> BoxFuture<'a, Result<Standing, LeaseError>> {
+        Box::pin(async move {
+            let keys = self.keys(resource);
+            let keys = [keys.lock.as_str(), &keys.token, &keys.run];
+            self.step(resource, &script::SEED, &keys, &[&owner.to_string(), &token.to_string()]).await
+        })
+    }
+
+    fn renew<'a>(
+        &'a self,
+        resource: &'a Resource,
+        owner: OwnerId,
+        ttl: Ttl,
+    ) -> BoxFuture<'a, Result<Standing, LeaseError>> {
+        Box::pin(async move {
+            let lock = self.keys(resource).lock;
+            let arguments = [owner.to_string(), ttl.millis().to_string()];
+            self.step(resource, &script::RENEW, &[&lock], &[&arguments[0], &arguments[1]]).await
+        })
+    }
+
+    fn release<'a>(
+        &'a self,
+        resource: &'a Resource,
+        owner: OwnerId,
+    ) -> BoxFuture<'a, Result<Standing, LeaseError>> {
+        Box::pin(async move {
+            let lock = self.keys(resource).lock;
+            self.step(resource, &script::RELEASE, &[&lock], &[&owner.to_string()]).await
+        })
+    }
+
+    fn disown<'a>(
+        &'a self,
+        resource: &'a Resource,
+        owner: OwnerId,
+    ) -> BoxFuture<'a, Result<Standing, LeaseError>> {
+        Box::pin(async move {
+            let keys = self.keys(resource);
+            self.step(resource, &script::DISOWN, &[&keys.lock, &keys.run], &[&owner.to_string()]).await
+        })
+    }
+
+    fn holder<'a>(&'a self, resource: &'a Resource) -> BoxFuture<'a, Result<Option<Holder>, LeaseError>> {
+        Box::pin(async move {
+            let lock = self.keys(resource).lock;
+            let held: Option<(String, i64)> = self.run(resource, &script::HOLDER, &[&lock], &[]).await?;
+            let Some((value, left)) = held else { return Ok(None) };
+            let holder = read_holder(&value, remaining(left));
+            holder.map(Some).ok_or_else(|| refused(resource, "the key holds something else than a lock"))
+        })
+    }
+}
+
+impl fmt::Debug for RedisLocks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisLocks").field("prefix", &self.prefix).finish_non_exhaustive()
+    }
+}
+
+/// What PTTL says: negative for a key without an end.
+fn remaining(millis: i64) -> Option<Duration> {
+    u64::try_from(millis).ok().map(Duration::from_millis)
+}
+
+/// Reads a lock's value; `acquire.lua` tells what is in it.
+fn read_holder(value: &str, remaining: Option<Duration>) -> Option<Holder> {
+    let mut parts = value.splitn(4, ' ');
+    let owner = parts.next()?.parse().ok()?;
+    let token = match parts.next()? {
+        "-" => None,
+        token => Some(token.parse().ok()?),
+    };
+    let since = SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(parts.next()?.parse().ok()?))?;
+    let label: Label = serde_json::from_str(parts.next()?).ok()?;
+    Some(Holder::new(owner, token, since, remaining, label))
+}
+
+fn parse<T>(resource: &Resource, number: &str) -> Result<T, LeaseError>
+where
+    T: FromStr<Err: std::error::Error + Send + Sync + 'static>,
+{
+    number.parse().map_err(|error| refused(resource, error))
+}
+
+fn unavailable(error: RedisError) -> LeaseError {
+    LeaseError::Unavailable(error.into())
+}
+
+fn refused(resource: &Resource, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> LeaseError {
+    LeaseError::Refused { resource: resource.clone(), source: source.into() }
+}
+
+/// Tells a server that will not (ever) from one that cannot (now).
+fn failure(resource: &Resource, error: RedisError) -> LeaseError {
+    /// A script or its keys; our own errors are among them.
+    const WILL_NOT: [&str; 5] = ["FENCEROW", "WRONGTYPE", "NOPERM", "CROSSSLOT", "ERR"];
+    /// Servers before 7.0 wrap what a command inside a script answered into an `ERR`.
+    const CANNOT: [&str; 9] = [
+        "OOM ",
+        "READONLY ",
+        "MASTERDOWN ",
+        "MISCONF ",
+        "NOREPLICAS ",
+        "LOADING ",
+        "BUSY ",
+        "CLUSTERDOWN ",
+        "TRYAGAIN ",
+    ];
+    let code = error.code().unwrap_or_default();
+    let wrapped =
+        code == "ERR" && error.detail().is_some_and(|text| CANNOT.iter().any(|cannot| text.contains(cannot)));
+    if WILL_NOT.contains(&code) && !wrapped { refused(resource, error) } else { unavailable(error) }
+}
