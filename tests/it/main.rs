@@ -8,4 +8,5 @@
 
 mod fence;
 mod redis;
+mod stories;
 mod support;

@@ -108,6 +108,10 @@ pub(crate) mod fixtures {
         }
 
         impl Stage {
+            pub(crate) fn file(&self) -> &std::path::Path {
+                self.options.get_filename()
+            }
+
             /// The same database, through one connection and no more.
             pub(crate) async fn narrow(&self) -> sqlx::SqlitePool {
                 SqlitePoolOptions::new().max_connections(1).connect_with(self.options.clone()).await.unwrap()

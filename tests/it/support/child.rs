@@ -23,6 +23,7 @@ fn role(name: &str) -> Role {
     match name {
         "echo" => Box::pin(echo()),
         "sleeper" => Box::pin(crate::fence::sleepers::sleeper()),
+        "holder" => Box::pin(crate::stories::holder::holder()),
         "redis" => Box::pin(super::redis::run_a_server()),
         other => panic!("no such role: {other}"),
     }
