@@ -16,7 +16,8 @@ use crate::owner::OwnerId;
 use crate::resource::Resource;
 use crate::token::FencingToken;
 
-const MIGRATIONS: &[Step] = &[step!("postgres", 1, "fence"), step!("postgres", 2, "idempotency")];
+const MIGRATIONS: &[Step] =
+    &[step!("postgres", 1, "fence"), step!("postgres", 2, "idempotency"), step!("postgres", 3, "lease")];
 /// A table of our own, which cannot collide with the application's migrations.
 const MIGRATIONS_TABLE: &str = "fencerow.migrations";
 /// Keeps two processes from migrating at once, until the end of the transaction. Creating the

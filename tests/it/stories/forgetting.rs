@@ -96,6 +96,7 @@ async fn a_token_issued_and_slept_on_before_a_failover_is_refused_after_it() {
     let world = world().await;
     let first = world.acquire().await;
     write(&world.stage.fence, &first).await.unwrap();
+    let seen = first.token();
     first.release().await.unwrap();
     for _ in 0..3 {
         world.acquire().await.release().await.unwrap();
@@ -104,11 +105,11 @@ async fn a_token_issued_and_slept_on_before_a_failover_is_refused_after_it() {
 
     // A replica takes over that had not heard of the last grants, and has a run of its own.
     world.redis(&["DEL", &world.key("lock")]).await;
-    world.redis(&["SET", &world.key("token"), &first.token().to_string()]).await;
+    world.redis(&["SET", &world.key("token"), &seen.to_string()]).await;
     world.redis(&["SET", &world.key("run"), "0123456789abcdef"]).await;
 
     let new = world.acquire().await;
-    assert_eq!(new.token().epoch(), first.token().epoch() + 1);
+    assert_eq!(new.token().epoch(), seen.epoch() + 1);
     assert!(write(&world.stage.fence, &slept_on).await.unwrap_err().is_stale());
     write(&world.stage.fence, &new).await.unwrap();
     assert!(write(&world.stage.fence, &slept_on).await.unwrap_err().is_stale());
@@ -163,7 +164,10 @@ async fn an_equal_token_of_another_owner_is_refused_as_regressed() {
         let third = world.acquire().await;
         assert_eq!(third.token(), second.token());
         let error = write(&world.stage.fence, &third).await.unwrap_err();
-        assert!(matches!(error, FenceError::TokenRegressed { offered, seen, .. } if offered == seen), "{error:?}");
+        assert!(
+            matches!(error, FenceError::TokenRegressed { offered, seen, .. } if offered == seen),
+            "{error:?}"
+        );
         write(&world.stage.fence, &second).await.unwrap();
     }
 }

@@ -1,10 +1,10 @@
 //! The whole way: a lease, its token, a fenced write, on every pair of a lock service and a
 //! database.
 
-pub(crate) mod holder;
 mod forgetting;
+pub(crate) mod holder;
 
-use fencerow::lease::{Leases, PgLocks, RedisLocks, SqliteLocks};
+use fencerow::lease::{Leases, PgLocks, SqliteLocks};
 
 use crate::fence::fixtures;
 

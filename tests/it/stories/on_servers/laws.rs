@@ -146,7 +146,7 @@ async fn a_grant_can_be_used_by_another_process_of_the_same_work() {
 
 #[tokio::test]
 async fn a_holder_that_lost_its_lease_hears_of_it_while_it_works() {
-    let World { leases, .. } = world().await;
+    let World { stage: _stage, leases, .. } = world().await;
     let lease = leases.acquire("settlement", Duration::from_millis(200)).without_keep_alive().await.unwrap();
     let (lost, cancelled) = (lease.lost(), lease.cancellation());
     assert_eq!(lost.await, Lost::Expired);
