@@ -11,3 +11,14 @@ mod fence;
 mod redis;
 mod stories;
 mod support;
+
+/// What a second process of these tests can be.
+fn role(name: &str) -> support::child::Role {
+    match name {
+        "echo" => Box::pin(support::child::echo()),
+        "holder" => Box::pin(stories::holder::holder()),
+        "redis" => Box::pin(support::run_a_server()),
+        "sleeper" => Box::pin(fence::sleepers::sleeper()),
+        other => panic!("no such role: {other}"),
+    }
+}
