@@ -46,6 +46,7 @@ pub struct MemoryLocks {
 #[derive(Debug, Default)]
 struct Slot {
     counter: Option<FencingToken>,
+    forgotten: bool,
     lock: Option<Lock>,
 }
 
@@ -105,7 +106,7 @@ impl MemoryLocks {
             lock.ends = ends;
             return Ok(lock.token.map_or(Attempt::Unnumbered { counter }, Attempt::Granted));
         }
-        let token = match counter {
+        let token = match counter.filter(|_| !slot.forgotten) {
             None => None,
             Some(counter) => {
                 Some(counter.get().checked_add(1).and_then(|next| FencingToken::new(next).ok()).ok_or_else(
@@ -116,7 +117,7 @@ impl MemoryLocks {
                 )?)
             }
         };
-        slot.counter = token;
+        slot.counter = token.or(counter);
         slot.lock = Some(Lock {
             owner: request.owner,
             token,
@@ -124,7 +125,7 @@ impl MemoryLocks {
             since: SystemTime::now(),
             label: request.label.clone(),
         });
-        Ok(token.map_or(Attempt::Unnumbered { counter: None }, Attempt::Granted))
+        Ok(token.map_or(Attempt::Unnumbered { counter }, Attempt::Granted))
     }
 }
 
@@ -142,6 +143,7 @@ impl LockService for MemoryLocks {
         Box::pin(async move {
             Ok(self.step(resource, owner, |slot, _| {
                 slot.counter = slot.counter.max(Some(token));
+                slot.forgotten = false;
                 if let Some(lock) = &mut slot.lock {
                     lock.token = Some(token);
                 }
@@ -180,7 +182,7 @@ impl LockService for MemoryLocks {
         Box::pin(async move {
             Ok(self.step(resource, owner, |slot, _| {
                 slot.lock = None;
-                slot.counter = None;
+                slot.forgotten = true;
             }))
         })
     }

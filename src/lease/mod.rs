@@ -43,9 +43,13 @@ mod error;
 mod guard;
 mod keepalive;
 mod memory;
+#[cfg(feature = "postgres")]
+mod postgres;
 #[cfg(feature = "redis")]
 mod redis;
 mod service;
+#[cfg(feature = "sqlite")]
+mod sqlite;
 mod ttl;
 
 #[cfg(feature = "redis")]
@@ -54,7 +58,11 @@ pub use acquire::{Acquire, Leases};
 pub use error::{LeaseError, Lost};
 pub use guard::Lease;
 pub use memory::MemoryLocks;
+#[cfg(feature = "postgres")]
+pub use postgres::PgLocks;
 pub use service::{Attempt, Holder, Label, LockService, Request, Standing};
+#[cfg(feature = "sqlite")]
+pub use sqlite::SqliteLocks;
 pub use ttl::Ttl;
 
 #[cfg(doc)]

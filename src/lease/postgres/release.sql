@@ -1,0 +1,3 @@
+-- $1 resource, $2 owner
+-- One row: whether the lease was the owner's.
+select fencerow.release_lease($1, $2)
