@@ -97,7 +97,8 @@ pub enum FenceError {
     /// The database could not be reached.
     #[error("the database could not be reached")]
     Unavailable(#[source] sqlx::Error),
-    /// Any other answer of the database.
+    /// Any other answer of the database; also what a statement of the caller's own failed of, where
+    /// it came here by `?`.
     #[error("the database refused")]
     Database(#[from] sqlx::Error),
 }
@@ -118,8 +119,8 @@ impl FenceError {
             | Self::Payload(_)
             | Self::Unfenced { .. }
             | Self::Aborted
-            | Self::Migration(_)
-            | Self::Database(_) => Group::Misuse,
+            | Self::Migration(_) => Group::Misuse,
+            Self::Database(error) => group(error),
         }
     }
 
@@ -130,9 +131,68 @@ impl FenceError {
     }
 }
 
+/// What to do about a plain error of sqlx. A caller's own statement meets the same limits and the
+/// same newer holders as the fence's.
+fn group(error: &sqlx::Error) -> Group {
+    match error {
+        sqlx::Error::Io(_)
+        | sqlx::Error::Tls(_)
+        | sqlx::Error::PoolTimedOut
+        | sqlx::Error::PoolClosed
+        | sqlx::Error::WorkerCrashed => Group::Unavailable,
+        sqlx::Error::Database(error) => error.code().map_or(Group::Misuse, |code| group_of_code(&code)),
+        _ => Group::Misuse,
+    }
+}
+
+/// Postgres's codes have five characters; SQLite's are numbers, with more than one byte where they
+/// say more than the last byte does.
+fn group_of_code(code: &str) -> Group {
+    match code {
+        "40001" | "40P01" | "55P03" => Group::Contended,
+        "57P01" | "57P02" | "57P03" | "57014" | "25P03" | "25P04" | "53300" => Group::Unavailable,
+        _ if code.len() == 5 => match code.starts_with("08") {
+            true => Group::Unavailable,
+            false => Group::Misuse,
+        },
+        _ => match code.parse::<u32>().map(|code| code & 0xff) {
+            Ok(5 | 6) => Group::Contended,
+            Ok(14) => Group::Unavailable,
+            _ => Group::Misuse,
+        },
+    }
+}
+
 /// Boxes an error for [`Renumber`](crate::Renumber), whose callers do not know about fences.
 impl FenceError {
     pub(crate) fn boxed(self) -> Box<dyn StdError + Send + Sync> {
         Box::new(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_error_of_a_callers_own_statement_says_what_to_do_about_it() {
+        let io = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
+        assert_eq!(FenceError::from(sqlx::Error::Io(io)).group(), Group::Unavailable);
+        assert_eq!(FenceError::from(sqlx::Error::RowNotFound).group(), Group::Misuse);
+        for (code, group) in [
+            ("57P01", Group::Unavailable),
+            ("25P03", Group::Unavailable),
+            ("08006", Group::Unavailable),
+            ("40001", Group::Contended),
+            ("55P03", Group::Contended),
+            ("23505", Group::Misuse),
+            ("25P02", Group::Misuse),
+            ("5", Group::Contended),
+            ("517", Group::Contended),
+            ("14", Group::Unavailable),
+            ("1555", Group::Misuse),
+        ] {
+            assert_eq!(group_of_code(code), group, "{code}");
+        }
     }
 }
