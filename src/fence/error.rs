@@ -47,7 +47,7 @@ pub enum FenceError {
         #[source]
         source: sqlx::Error,
     },
-    /// The database could not order this transaction among others (SQLSTATE 40001, 40P01). Run the
+    /// The database could not order this transaction among others (SQLSTATE 40001, 40P01; in SQLite a snapshot that is too old). Run the
     /// whole transaction again with the same lease.
     #[error("the transaction on {resource:?} has to be run again")]
     Retry {
@@ -94,6 +94,9 @@ pub enum FenceError {
     /// The migrations could not be run.
     #[error("the fence's tables could not be set up")]
     Migration(#[source] sqlx::migrate::MigrateError),
+    /// The fence's tables or functions are not there, or not for this role.
+    #[error("the fence is not set up in this database; `Fence::migrate` does it")]
+    NotMigrated(#[source] sqlx::Error),
     /// The database could not be reached.
     #[error("the database could not be reached")]
     Unavailable(#[source] sqlx::Error),
@@ -119,7 +122,8 @@ impl FenceError {
             | Self::Payload(_)
             | Self::Unfenced { .. }
             | Self::Aborted
-            | Self::Migration(_) => Group::Misuse,
+            | Self::Migration(_)
+            | Self::NotMigrated(_) => Group::Misuse,
             Self::Database(error) => group(error),
         }
     }

@@ -146,7 +146,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     }
 
     /// Admits a transaction of the caller's own. Do it first: what was read before may have been
-    /// changed by an older holder since.
+    /// changed by an older holder since. On SQLite, let it have begun without `immediate`: the
+    /// fence is raised on another connection, which could not write beside it.
     ///
     /// The caller commits. What [`FencedTransaction::commit`] sees to is then the caller's business:
     /// sqlx's commit says `Ok` also where the transaction had failed, and where a claimed key has

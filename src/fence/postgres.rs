@@ -77,6 +77,7 @@ impl Dialect for Postgres {
         let counter = counter.map_or("null".to_owned(), |counter| counter.to_string());
         let message = format!(
             "begin isolation level read committed read write; \
+             set local statement_timeout = 0; \
              select fencerow.renumber({}, '{owner}', {counter}, {}, {}); \
              commit",
             literal(resource.as_str()),
@@ -199,6 +200,12 @@ fn explain(error: sqlx::Error, resource: &Resource, offered: FencingToken) -> Fe
         }
         (_, Some("ZF002")) => FenceError::Unfenced { reason: "the fence was not raised to the grant before" },
         (_, Some("ZF003")) => FenceError::Unfenced { reason: "it was never admitted" },
+        // No schema, function, table; or no right to the schema.
+        (sqlx::Error::Database(refusal), Some("3F000" | "42883" | "42P01" | "42501"))
+            if refusal.message().contains("fencerow") =>
+        {
+            FenceError::NotMigrated(error)
+        }
         (_, Some("55P03")) => FenceError::Busy { resource, source: error },
         (_, Some("40001" | "40P01")) => FenceError::Retry { resource, source: error },
         (_, Some("25P02")) => FenceError::Aborted,
@@ -244,10 +251,12 @@ fn literal(text: &str) -> String {
 }
 
 /// A transaction of its own that raises the fence. It has no parameters, since it travels in one
-/// message of the simple protocol with what follows: text goes in as hex, the rest is numbers.
+/// message of the simple protocol with what follows: text goes in as hex, the rest is numbers. Its
+/// wait is bounded by the patience, and must not be cut short by a limit of the session's.
 fn raise(grant: &Grant, patience: Patience) -> Result<String, FenceError> {
     Ok(format!(
         "begin isolation level read committed read write; \
+         set local statement_timeout = 0; \
          select fencerow.raise({}, {}, '{}', {}, {}); \
          commit; ",
         literal(grant.resource().as_str()),

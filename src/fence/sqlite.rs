@@ -38,13 +38,13 @@ impl Dialect for Sqlite {
             Self::raise(conn, grant, opening.patience).await?;
         }
         begin(conn, grant).await?;
-        match Self::admit(conn, grant).await {
+        match check(conn, grant).await {
             // The database remembers less than we do: it was restored, say. Raise it again.
             Err(FenceError::Unfenced { .. }) if opening.raised => {
                 Transactions::rollback(conn).await.map_err(|error| Self::explain(error, grant))?;
                 Self::raise(conn, grant, opening.patience).await?;
                 begin(conn, grant).await?;
-                Self::admit(conn, grant).await
+                check(conn, grant).await
             }
             outcome => outcome,
         }
@@ -60,10 +60,14 @@ impl Dialect for Sqlite {
     }
 
     async fn admit(conn: &mut SqliteConnection, grant: &Grant) -> Result<(), FenceError> {
-        if stands_at(conn, grant).await? {
-            return Ok(());
-        }
-        Err(FenceError::Unfenced { reason: "the fence was not raised to the grant before" })
+        // The transaction may have begun as a reader; from here on nobody else writes. One whose
+        // snapshot is older than the raise is refused this.
+        sqlx::query(include_str!("sql/sqlite/lock.sql"))
+            .bind(grant.resource().as_str())
+            .execute(&mut *conn)
+            .await
+            .map_err(|error| Self::explain(error, grant))?;
+        check(conn, grant).await
     }
 
     async fn renumber(
@@ -100,7 +104,7 @@ impl Dialect for Sqlite {
             });
         }
         // Another transaction in its place is as good only if nobody has been here in between.
-        Self::admit(conn, grant).await
+        check(conn, grant).await
     }
 
     async fn commit(conn: &mut SqliteConnection, grant: &Grant) -> Result<(), FenceError> {
@@ -235,6 +239,14 @@ async fn stands_at(conn: &mut SqliteConnection, grant: &Grant) -> Result<bool, F
     }
 }
 
+/// Admits the transaction, which has the write lock, or refuses it.
+async fn check(conn: &mut SqliteConnection, grant: &Grant) -> Result<(), FenceError> {
+    if stands_at(conn, grant).await? {
+        return Ok(());
+    }
+    Err(FenceError::Unfenced { reason: "the fence was not raised to the grant before" })
+}
+
 async fn lift(
     conn: &mut SqliteConnection,
     resource: &Resource,
@@ -251,6 +263,8 @@ async fn lift(
 }
 
 const BUSY: i32 = 5;
+/// A transaction that has read what another has changed since cannot begin to write.
+const BUSY_SNAPSHOT: i32 = 517;
 const LOCKED: i32 = 6;
 const IOERR: i32 = 10;
 const CANTOPEN: i32 = 14;
@@ -265,6 +279,12 @@ fn primary(code: i32) -> i32 {
 }
 
 fn explain(error: sqlx::Error, resource: &Resource) -> FenceError {
+    if code(&error) == Some(BUSY_SNAPSHOT) {
+        return FenceError::Retry { resource: resource.clone(), source: error };
+    }
+    if error.as_database_error().is_some_and(|error| error.message().contains("no such table: fencerow_")) {
+        return FenceError::NotMigrated(error);
+    }
     match (&error, code(&error).map(primary)) {
         (_, Some(BUSY | LOCKED)) => FenceError::Busy { resource: resource.clone(), source: error },
         (_, Some(CANTOPEN)) => FenceError::Unavailable(error),

@@ -1,13 +1,13 @@
 //! What holds on every database.
 
-use std::future::{Future as _, IntoFuture as _};
+use std::future::IntoFuture as _;
 
 use fencerow::fence::{
     Claim, Fence, FenceError, Isolation, Key, Many, ManyOutcome, Once, OnceOutcome, Table,
 };
 use fencerow::{FencingToken, OwnerId, Renumber as _, Resource};
 
-use super::super::{RESOURCE, grant, grant_on};
+use super::super::{RESOURCE, grant, grant_on, polled};
 use super::fixture::{Db, Stage, stage};
 
 const ACCOUNT: Table<Many> = Table::many("account");
@@ -419,43 +419,22 @@ async fn a_lent_connection_may_be_used_for_anything_that_does_not_end_the_transa
 
 #[tokio::test]
 async fn begins_and_commits_dropped_anywhere_leave_the_only_connection_fit() {
-    use std::pin::pin;
-    use std::task::{Context, Poll, Waker};
     let stage = stage().await;
     let fence: Fence<Db> = Fence::new(stage.narrow().await);
     let held = grant(1);
-    let mut dropped = 0;
-    for round in 0..100 {
+    let (mut dropped, mut round) = (0, 0_u32);
+    while dropped < 200 {
+        round += 1;
+        assert!(round < 5_000, "only {dropped} drops in {round} rounds");
         // Polled a few times and dropped: each round gets a little further.
-        let polls = round % 10;
-        let begun = {
-            let mut begin = pin!(fence.begin(&held).into_future());
-            let mut begun = None;
-            for _ in 0..polls {
-                if let Poll::Ready(tx) = begin.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-                    begun = Some(tx.unwrap());
-                    break;
-                }
-                tokio::time::sleep(std::time::Duration::from_micros(200)).await;
-            }
-            begun
-        };
+        let polls = round % 7;
+        let begun = polled(polls, fence.begin(&held).into_future()).await;
         dropped += i32::from(begun.is_none());
-        drop(begun);
-
-        let mut tx = fence.begin(&held).await.unwrap();
+        let Some(tx) = begun else { continue };
+        let mut tx = tx.unwrap();
         sqlx::query(ENTRY).execute(&mut *tx).await.unwrap();
-        let mut commit = pin!(tx.commit());
-        for _ in 0..polls {
-            if commit.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready() {
-                dropped -= 1;
-                break;
-            }
-            tokio::time::sleep(std::time::Duration::from_micros(200)).await;
-        }
-        dropped += 1;
+        dropped += i32::from(polled(polls, tx.commit()).await.is_none());
     }
-    assert!(dropped >= 50, "only {dropped} were dropped half-way");
     let one: i64 = sqlx::query_scalar("select count(*) from account").fetch_one(fence.pool()).await.unwrap();
     assert_eq!(one, 2);
     fence.begin(&held).await.unwrap().commit().await.unwrap();
@@ -493,6 +472,30 @@ async fn a_nested_transaction_is_not_admitted() {
     let mut nested = tx.begin().await.unwrap();
     let error = stage.fence.admit(&mut nested, &grant(1)).await.unwrap_err();
     assert!(matches!(error, FenceError::Unfenced { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_reader_that_is_admitted_too_late_cannot_write() {
+    let stage = stage().await;
+    let (old, new) = (grant(1), grant(2));
+    stage.fence.begin(&old).await.unwrap().commit().await.unwrap();
+    let mut tx = stage.pool.begin().await.unwrap();
+    sqlx::query("select count(*) from account").fetch_one(&mut *tx).await.unwrap();
+    stage.fence.begin(&new).await.unwrap().commit().await.unwrap();
+    let error = stage.fence.admit(&mut tx, &old).await.unwrap_err();
+    assert!(matches!(error, FenceError::Stale { .. } | FenceError::Retry { .. }), "{error:?}");
+    drop(tx);
+    let mut tx = stage.pool.begin().await.unwrap();
+    stage.fence.admit(&mut tx, &new).await.unwrap();
+    tx.commit().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_database_without_the_fence_says_so() {
+    let stage = stage().await;
+    stage.fence.unmigrate().await.unwrap();
+    let error = stage.fence.begin(&grant(1)).await.unwrap_err();
+    assert!(matches!(error, FenceError::NotMigrated(_)), "{error:?}");
 }
 
 // ---- rows with a token ----

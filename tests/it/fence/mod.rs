@@ -35,6 +35,24 @@ pub(crate) fn grant_on(resource: &str, token: i64) -> Grant {
     Grant::new(resource, FencingToken::new(token).unwrap(), OwnerId::random(), Duration::from_secs(30))
 }
 
+/// Polls a future as often as it wakes, up to `polls` times, and drops it.
+pub(crate) async fn polled<T>(polls: u32, future: impl Future<Output = T>) -> Option<T> {
+    let mut future = std::pin::pin!(future);
+    let mut left = polls;
+    std::future::poll_fn(|cx| {
+        if left == 0 {
+            return std::task::Poll::Ready(None);
+        }
+        left -= 1;
+        let outcome = future.as_mut().poll(cx).map(Some);
+        if outcome.is_pending() && left == 0 {
+            return std::task::Poll::Ready(None);
+        }
+        outcome
+    })
+    .await
+}
+
 /// A database with a fence and some tables to write to, for one test.
 pub(crate) mod fixtures {
     /// Works on both databases.

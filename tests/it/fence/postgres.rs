@@ -9,7 +9,7 @@ use sqlx::{Connection as _, PgConnection, PgPool, Postgres};
 use tokio::sync::oneshot;
 
 use super::fixtures::postgres::{Stage, stage};
-use super::{RESOURCE, grant};
+use super::{RESOURCE, grant, polled};
 use crate::support::eventually;
 use crate::support::proxy::{Proxy, Way};
 
@@ -423,6 +423,18 @@ async fn a_transaction_idle_beyond_its_limit_is_ended_by_the_database() {
     assert_eq!(entries(&stage).await, 0);
 }
 
+/// A session's own statement limit must not keep a raise from getting rid of a sleeper.
+#[tokio::test]
+async fn a_raise_outlasts_the_statement_limit_of_its_session() {
+    let stage = stage().await;
+    let sleeper = stage.fence.begin(&grant(33)).await.unwrap();
+    let hasty = format!("{}?options[statement_timeout]=50ms", stage.database.url);
+    let fence =
+        Fence::new(PgPool::connect(&hasty).await.unwrap()).with_patience(Duration::from_millis(200)).unwrap();
+    fence.begin(&grant(34)).await.unwrap().commit().await.unwrap();
+    assert!(sleeper.commit().await.is_err());
+}
+
 // ---- a connection that breaks ----
 
 /// A fence behind a proxy, with one connection.
@@ -530,24 +542,6 @@ async fn two_hundred_begins_and_commits_dropped_at_every_await_leave_no_transact
     })
     .await;
     fence.begin(&held).await.unwrap().commit().await.unwrap();
-}
-
-/// Polls a future as often as it wakes, up to `polls` times, and drops it.
-async fn polled<T>(polls: u32, future: impl Future<Output = T>) -> Option<T> {
-    let mut future = std::pin::pin!(future);
-    let mut left = polls;
-    std::future::poll_fn(|cx| {
-        if left == 0 {
-            return std::task::Poll::Ready(None);
-        }
-        left -= 1;
-        let outcome = future.as_mut().poll(cx).map(Some);
-        if outcome.is_pending() && left == 0 {
-            return std::task::Poll::Ready(None);
-        }
-        outcome
-    })
-    .await
 }
 
 // ---- from SQL ----
