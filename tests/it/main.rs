@@ -8,6 +8,7 @@
 
 mod conformance;
 mod fence;
+mod floors;
 mod redis;
 mod stories;
 mod support;

@@ -1,6 +1,6 @@
 //! What only Postgres can show: several transactions at once, and a server that may be lost.
 
-use std::future::IntoFuture as _;
+use std::future::{Future, IntoFuture as _};
 use std::time::Duration;
 
 use fencerow::fence::{Claim, Fence, FenceError, Isolation, Limits, Many, ManyOutcome, Table};
@@ -542,6 +542,49 @@ async fn two_hundred_begins_and_commits_dropped_at_every_await_leave_no_transact
     })
     .await;
     fence.begin(&held).await.unwrap().commit().await.unwrap();
+}
+
+// ---- round trips ----
+
+/// How many more round trips `work` takes.
+async fn round_trips<T>(proxy: &Proxy, work: impl Future<Output = T>) -> (T, usize) {
+    let before = proxy.round_trips();
+    let done = work.await;
+    (done, proxy.round_trips() - before)
+}
+
+#[tokio::test]
+async fn the_fence_takes_no_more_round_trips_than_a_plain_transaction() {
+    let stage = stage().await;
+    let proxy = Proxy::to(stage.database.address()).await;
+    let pool = PgPoolOptions::new().max_connections(1).test_before_acquire(false);
+    let fence = Fence::new(pool.connect(&stage.database.url_at(proxy.address())).await.unwrap());
+    let held = grant(1);
+    for raised in [false, true] {
+        // What the pool does with a connection that comes back is not counted.
+        eventually("the connection is back", async || (fence.pool().num_idle() == 1).then_some(())).await;
+        let (tx, trips) = round_trips(&proxy, fence.begin(&held).into_future()).await;
+        let mut tx = tx.unwrap();
+        assert_eq!(trips, 1, "for a begin where the fence was raised before: {raised}");
+
+        // Prepared once, then one round trip each, also where the row has to be explained.
+        for (id, expected) in [(1_i64, ManyOutcome::Written), (99, ManyOutcome::Missing)] {
+            let write = tx.update(&ACCOUNT).key("id", id).add("balance", 1_i64).into_future();
+            let (outcome, trips) = round_trips(&proxy, write).await;
+            assert_eq!(outcome.unwrap(), expected);
+            assert!(trips == 1 || !raised, "{trips} for a write");
+        }
+        let key = format!("key-{raised}");
+        let (claim, trips) = round_trips(&proxy, tx.claim::<_, ()>(&key, &1)).await;
+        assert!(trips == 1 || !raised, "{trips} for a claim");
+        let Claim::Fresh(claim) = claim.unwrap() else { panic!("used before") };
+        let (recorded, trips) = round_trips(&proxy, claim.record(&mut tx, ())).await;
+        recorded.unwrap();
+        assert!(trips == 1 || !raised, "{trips} for a record");
+        let (committed, trips) = round_trips(&proxy, tx.commit()).await;
+        committed.unwrap();
+        assert_eq!(trips, 1, "for a commit");
+    }
 }
 
 // ---- from SQL ----
