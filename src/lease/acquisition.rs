@@ -153,99 +153,16 @@ fn lost(request: &Request, reason: Lost) -> LeaseError {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU32, Ordering};
-
-    use tokio::sync::Semaphore;
-
-    use super::super::service::Holder;
-    use super::super::ttl::Ttl;
-    use super::super::{Leases, MemoryLocks};
+    use super::super::far::Far;
     use super::*;
-    use crate::owner::OwnerId;
-    use crate::resource::Resource;
 
     const LONG: Duration = Duration::from_secs(600);
-
-    /// A service on a bad network: its first answers are lost, and everything waits for a permit.
-    #[derive(Clone)]
-    struct Far {
-        locks: MemoryLocks,
-        lose: Arc<AtomicU32>,
-        acquire: Arc<Semaphore>,
-        release: Arc<Semaphore>,
-    }
-
-    impl Far {
-        fn losing(answers: u32) -> Self {
-            Self {
-                locks: MemoryLocks::new(),
-                lose: Arc::new(answers.into()),
-                acquire: Arc::new(Semaphore::new(0)),
-                release: Arc::new(Semaphore::new(0)),
-            }
-        }
-    }
-
-    impl LockService for Far {
-        fn acquire<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Attempt, LeaseError>> {
-            Box::pin(async move {
-                self.acquire.acquire().await.unwrap().forget();
-                let answer = self.locks.acquire(request).await;
-                let lose = |left: u32| left.checked_sub(1);
-                match self.lose.fetch_update(Ordering::SeqCst, Ordering::SeqCst, lose) {
-                    Ok(_) => Err(LeaseError::Unavailable("lost".into())),
-                    Err(_) => answer,
-                }
-            })
-        }
-
-        fn seed<'a>(
-            &'a self,
-            resource: &'a Resource,
-            owner: OwnerId,
-            token: FencingToken,
-        ) -> BoxFuture<'a, Result<Standing, LeaseError>> {
-            self.locks.seed(resource, owner, token)
-        }
-
-        fn renew<'a>(
-            &'a self,
-            resource: &'a Resource,
-            owner: OwnerId,
-            ttl: Ttl,
-        ) -> BoxFuture<'a, Result<Standing, LeaseError>> {
-            self.locks.renew(resource, owner, ttl)
-        }
-
-        fn release<'a>(
-            &'a self,
-            resource: &'a Resource,
-            owner: OwnerId,
-        ) -> BoxFuture<'a, Result<Standing, LeaseError>> {
-            Box::pin(async move {
-                self.release.acquire().await.unwrap().forget();
-                self.locks.release(resource, owner).await
-            })
-        }
-
-        fn disown<'a>(
-            &'a self,
-            resource: &'a Resource,
-            owner: OwnerId,
-        ) -> BoxFuture<'a, Result<Standing, LeaseError>> {
-            self.locks.disown(resource, owner)
-        }
-
-        fn holder<'a>(&'a self, resource: &'a Resource) -> BoxFuture<'a, Result<Option<Holder>, LeaseError>> {
-            self.locks.holder(resource)
-        }
-    }
 
     #[tokio::test]
     async fn an_abandoned_request_that_arrives_late_is_released_after_it_has_arrived() {
         let far = Far::losing(0);
         far.release.add_permits(10);
-        let leases = Leases::without_fence(far.clone());
+        let leases = far.leases();
         let acquire = leases.acquire("a", LONG);
         assert!(tokio::time::timeout(Duration::from_millis(1), acquire).await.is_err());
 
@@ -262,8 +179,16 @@ mod tests {
         let far = Far::losing(4);
         far.acquire.add_permits(10);
         far.release.add_permits(10);
-        let leases = Leases::without_fence(far.clone());
-        let lease = leases.acquire("a", LONG).wait(LONG).await.unwrap();
+        let leases = far.leases();
+        let waiting = {
+            let leases = leases.clone();
+            tokio::spawn(async move { leases.acquire("a", LONG).wait(LONG).await })
+        };
+        while !waiting.is_finished() {
+            far.hand.advance(Duration::from_millis(10));
+            tokio::task::yield_now().await;
+        }
+        let lease = waiting.await.unwrap().unwrap();
         tokio::task::yield_now().await;
         assert_eq!(leases.holder("a").await.unwrap().map(|holder| holder.owner), Some(lease.owner()));
         assert_eq!(far.release.available_permits(), 10);

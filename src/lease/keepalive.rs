@@ -230,3 +230,70 @@ pub(super) async fn release_until(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::far::Far;
+    use super::*;
+
+    const TTL: Duration = Duration::from_secs(30);
+
+    #[tokio::test]
+    async fn loss_is_announced_at_the_deadline_while_a_renewal_hangs() {
+        let far = Far::losing(0);
+        far.acquire.add_permits(1);
+        let leases = far.leases();
+        let lease = leases.acquire("a", TTL).await.unwrap();
+        let lost = tokio::spawn(lease.lost());
+        // Up to the last millisecond it is not lost, however the renewals hang.
+        let left = lease.remaining() - Duration::from_millis(1);
+        for _ in 0..10 {
+            far.hand.advance(left / 10);
+            settle().await;
+        }
+        assert!(!lost.is_finished() && !lease.cancellation().is_cancelled());
+
+        far.hand.advance(Duration::from_millis(1));
+        assert_eq!(lease.remaining(), Duration::ZERO);
+        assert_eq!(lost.await.unwrap(), Lost::Expired);
+    }
+
+    #[tokio::test]
+    async fn a_renewal_that_is_confirmed_after_the_deadline_comes_too_late() {
+        let far = Far::losing(0);
+        far.acquire.add_permits(1);
+        let lease = far.leases().acquire("a", TTL).await.unwrap();
+        far.hand.advance(TTL / 2);
+        settle().await;
+        // The service still had it when it renewed; by the holder's own clock the term was over.
+        far.renew.add_permits(10);
+        far.hand.advance(lease.remaining());
+        assert_eq!(lease.lost().await, Lost::Expired);
+        settle().await;
+        assert_eq!(lease.remaining(), Duration::ZERO);
+    }
+
+    #[tokio::test]
+    async fn a_renewal_that_hangs_does_not_keep_the_next_one_from_being_sent() {
+        let far = Far::losing(0);
+        far.acquire.add_permits(1);
+        let lease = far.leases().acquire("a", TTL).await.unwrap();
+        settle().await;
+        // Due, and hanging until it is given up.
+        far.hand.advance(TTL / 3);
+        settle().await;
+        far.hand.advance(TTL / 3);
+        settle().await;
+        far.renew.add_permits(1);
+        settle().await;
+        assert!(lease.remaining() > TTL * 2 / 3, "{:?}", lease.remaining());
+        drop(lease);
+    }
+
+    /// Lets every task of this thread get as far as it can.
+    async fn settle() {
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+    }
+}

@@ -40,6 +40,8 @@
 mod acquire;
 mod acquisition;
 mod error;
+#[cfg(test)]
+mod far;
 mod guard;
 mod keepalive;
 mod memory;
