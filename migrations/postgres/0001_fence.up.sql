@@ -101,27 +101,46 @@ begin
 end
 $$;
 
+-- Where the fence stands; null if there is none.
+create function fencerow.standing(resource text)
+returns bigint
+language sql
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    select f.last_token from fencerow.fence f where f.resource = $1
+$$;
+
 -- Waits until no admitted transaction of the resource is open, and keeps new ones from beginning
--- until this transaction ends.
+-- until this transaction ends. True then; false if it turned out that the fence stands at the
+-- grant already. With a token it raises ZF001 if a newer grant came first.
 --
 -- A client that is stopped inside its transaction would keep it open for ever, and no limit of the
 -- server's ends every kind of it (one that streams a result over a unix socket, or sits in COPY).
 -- So when the wait has lasted patience_ms and end_blockers is true, the backends that hold the
--- lock are ended, as far as the caller's role may; each is reported by a warning. As the lock
--- queues fairly, whoever holds it then has held it for all that time, under a grant that is older
--- than the caller's. Those that slipped in between two rounds have a quarter of the patience.
+-- lock are ended, as far as the caller's role may; each is reported by a warning. The lock queues
+-- fairly, so whoever holds it then has held it for all that time; those that slipped in between
+-- two rounds have a quarter of the patience. Nobody is ended once the fence has moved: whoever
+-- holds the lock then may be newer than the caller.
 -- Raises 55P03 if it is still held in the end; DETAIL lists the backends.
 --
 -- It runs with the caller's rights: a role may end its own backends.
-create function fencerow.wait_alone(resource text, patience_ms integer, end_blockers boolean)
-returns void
+create function fencerow.wait_alone(
+    resource text,
+    token bigint,
+    owner uuid,
+    patience_ms integer,
+    end_blockers boolean
+)
+returns boolean
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
 declare
     key        constant bigint := fencerow.lock_key($1);
+    stood_at   constant bigint := fencerow.standing($1);
     lock_limit constant text := current_setting('lock_timeout');
-    wait_ms    integer := greatest($2, 1);
+    wait_ms    integer := greatest($4, 1);
     holders    integer[];
     holder     integer;
 begin
@@ -130,8 +149,9 @@ begin
             perform set_config('lock_timeout', wait_ms || 'ms', true);
             perform pg_advisory_xact_lock(key);
             perform set_config('lock_timeout', lock_limit, true);
-            return;
+            return true;
         exception when lock_not_available then
+            -- The holders first, then the fence: if it has not moved by now, they are older.
             select coalesce(array_agg(distinct l.pid), '{}') into holders
               from pg_locks l
              where l.locktype = 'advisory'
@@ -141,22 +161,27 @@ begin
                and l.objsubid = 1
                and l.granted
                and l.pid <> pg_backend_pid();
-            if round = 6 or not $3 then
+            if $2 is not null and fencerow.stands_at($1, $2, $3) then
+                return false;
+            end if;
+            if round = 6 or not $5 then
                 raise exception using
                     errcode = 'lock_not_available',
                     message = format('%L is still being written to under an older grant', $1),
                     detail = format('held by backends %s', holders);
             end if;
-            foreach holder in array holders loop
-                begin
-                    if pg_terminate_backend(holder) then
-                        raise warning 'fencerow: ended backend %, which held up a newer grant on %', holder, quote_literal($1);
-                    end if;
-                exception when insufficient_privilege then
-                    raise warning 'fencerow: may not end backend %, which holds up a newer grant on %', holder, quote_literal($1);
-                end;
-            end loop;
-            wait_ms := greatest($2 / 4, 50);
+            if fencerow.standing($1) is not distinct from stood_at then
+                foreach holder in array holders loop
+                    begin
+                        if pg_terminate_backend(holder) then
+                            raise warning 'fencerow: ended backend %, which held up a newer grant on %', holder, quote_literal($1);
+                        end if;
+                    exception when insufficient_privilege then
+                        raise warning 'fencerow: may not end backend %, which holds up a newer grant on %', holder, quote_literal($1);
+                    end;
+                end loop;
+            end if;
+            wait_ms := greatest($4 / 4, 50);
         end;
     end loop;
 end
@@ -208,8 +233,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
     perform fencerow.check_grant($1, $2, $3);
-    if not fencerow.stands_at($1, $2, $3) then
-        perform fencerow.wait_alone($1, $4, $5);
+    if not fencerow.stands_at($1, $2, $3) and fencerow.wait_alone($1, $2, $3, $4, $5) then
         perform fencerow.lift($1, $2, $3);
     end if;
 end
@@ -264,7 +288,7 @@ declare
     token bigint;
 begin
     perform fencerow.check_grant($1, coalesce($3, 1), $2);
-    perform fencerow.wait_alone($1, $4, $5);
+    perform fencerow.wait_alone($1, null, null, $4, $5);
     token := fencerow.next_epoch($1, $2, $3);
     perform fencerow.lift($1, token, $2);
     return token;

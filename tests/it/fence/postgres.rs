@@ -14,6 +14,7 @@ use crate::support::eventually;
 use crate::support::proxy::{Proxy, Way};
 
 const ACCOUNT: Table<Many> = Table::many("account");
+const LONG: Duration = Duration::from_secs(60);
 const ENTRY: &str = "insert into entry (payout, amount) values (1, 100)";
 
 async fn number(pool: &PgPool, sql: &'static str) -> i64 {
@@ -145,6 +146,50 @@ async fn a_stale_raise_neither_waits_for_the_newer_holder_nor_ends_it() {
     assert!(impatient.begin(&grant(33)).await.unwrap_err().is_stale());
     sqlx::query(ENTRY).execute(&mut *newer).await.unwrap();
     newer.commit().await.unwrap();
+}
+
+/// A raise that has waited for one round, and lost its place to a newer grant in between two.
+#[tokio::test]
+async fn a_raise_that_was_overtaken_while_it_waited_is_stale_and_ends_nobody() {
+    let stage = stage().await;
+    let oldest = stage.fence.begin(&grant(33)).await.unwrap();
+    let limit = Duration::from_millis(400);
+    let patient = stage.fence.clone().without_ending_blockers().with_patience(LONG).unwrap();
+    let hasty = stage.fence.clone().with_patience(limit).unwrap();
+    // The newer grant waits first, so it is first in the queue; the older one behind it.
+    let newer = tokio::spawn(async move { patient.begin(&grant(35)).await });
+    waiting(&stage, 1).await;
+    let overtaken = tokio::spawn(async move { hasty.begin(&grant(34)).await });
+    waiting(&stage, 2).await;
+    oldest.commit().await.unwrap();
+    let mut newer = newer.await.unwrap().unwrap();
+    let error = overtaken.await.unwrap().unwrap_err();
+    assert!(error.is_stale(), "{error:?}");
+    sqlx::query(ENTRY).execute(&mut *newer).await.unwrap();
+    newer.commit().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_raise_ends_nobody_once_the_fence_has_moved() {
+    let stage = stage().await;
+    let mut holder = stage.fence.begin(&grant(33)).await.unwrap();
+    let fence = stage.fence.clone().with_patience(Duration::from_secs(1)).unwrap();
+    let waiter = tokio::spawn(async move { fence.begin(&grant(34)).await });
+    waiting(&stage, 1).await;
+    // By hand, as if a newer grant had come in between two rounds. The holder's own lock on the
+    // row is let go for it.
+    let moved = "delete from fencerow.fence;
+        insert into fencerow.fence values ('settlement:2026-11-30', 35, gen_random_uuid(), '1', now())";
+    sqlx::raw_sql(moved).execute(holder.lend()).await.unwrap();
+    let held = "select pg_advisory_lock_shared(fencerow.lock_key('settlement:2026-11-30'))";
+    sqlx::raw_sql(held).execute(holder.lend()).await.unwrap();
+    sqlx::raw_sql("commit").execute(holder.lend()).await.unwrap();
+
+    let error = waiter.await.unwrap().unwrap_err();
+    assert!(error.is_stale(), "{error:?}");
+    // The session that held the lock is alive.
+    sqlx::raw_sql("select pg_advisory_unlock_all()").execute(holder.lend()).await.unwrap();
+    drop(holder);
 }
 
 #[tokio::test]
