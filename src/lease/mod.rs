@@ -36,6 +36,17 @@
 //! [`Leases`] has the database [`Renumber`]: it issues the first token of the next epoch and
 //! refuses all older ones, and the counter is seeded with it only while the lock is still ours.
 //! A holder whose lock ran out in between gets nothing.
+//!
+//! # Services
+//!
+//! | service | feature | whose clock | its counter may have forgotten when |
+//! |---|---|---|---|
+//! | `RedisLocks` | `redis` | the server's | it is missing, or the server was restarted, or another was promoted |
+//! | `PgLocks` | `postgres` | the database's | it is missing, or the database is on another timeline |
+//! | `SqliteLocks` | `sqlite` | the machine's, since boot | it is missing |
+//! | [`MemoryLocks`] | | the process's, or a manual one | it is missing: the process is new |
+//!
+//! Each passes the same conformance tests. One of your own implements [`LockService`].
 
 mod acquire;
 mod acquisition;

@@ -2,6 +2,7 @@
 
 use std::future::poll_fn;
 use std::pin::pin;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, SystemTime};
 
@@ -14,6 +15,7 @@ use fencerow::lease::{
 use fencerow::{Credential as _, FencingToken, Group, Invalid, OwnerId, Renumber, Resource};
 use futures_util::future::BoxFuture;
 
+use crate::support::proxy::Proxy;
 use crate::support::{PATIENCE, TestDatabase, TestRedis, eventually, postgres, redis};
 
 /// Long enough not to run out in a test that does not mean it to.
@@ -22,7 +24,7 @@ const LONG: Duration = Duration::from_secs(600);
 const SHORT: Duration = Duration::from_millis(40);
 
 /// A service under test.
-trait Bench: Send + Sync + 'static {
+trait Bench: Sized + Send + Sync + 'static {
     type Locks: LockService + Clone;
 
     async fn start() -> Self;
@@ -41,6 +43,12 @@ trait Bench: Send + Sync + 'static {
     fn pass(&self, time: Duration) -> impl Future<Output = ()> + Send {
         tokio::time::sleep(time)
     }
+}
+
+/// A service that is asked over a network.
+trait Networked: Bench {
+    /// The same service, behind a network that can be broken.
+    async fn far(&self) -> (Self, Proxy);
 }
 
 struct Memory(MemoryLocks, ManualClock);
@@ -67,14 +75,21 @@ impl Bench for Memory {
     }
 }
 
-struct Redis(RedisLocks, #[expect(dead_code, reason = "kept while it is used")] TestRedis);
+struct Redis(RedisLocks, Arc<TestRedis>);
+
+impl Networked for Redis {
+    async fn far(&self) -> (Self, Proxy) {
+        let proxy = Proxy::to(self.1.address()).await;
+        (Self(self.1.locks_at(proxy.address()).await, self.1.clone()), proxy)
+    }
+}
 
 impl Bench for Redis {
     type Locks = RedisLocks;
 
     async fn start() -> Self {
         let redis = redis().await;
-        Self(redis.locks().await, redis)
+        Self(redis.locks().await, Arc::new(redis))
     }
 
     fn locks(&self) -> RedisLocks {
@@ -82,7 +97,14 @@ impl Bench for Redis {
     }
 }
 
-struct Postgres(PgLocks, #[expect(dead_code, reason = "kept while it is used")] TestDatabase);
+struct Postgres(PgLocks, Arc<TestDatabase>);
+
+impl Networked for Postgres {
+    async fn far(&self) -> (Self, Proxy) {
+        let proxy = Proxy::to(self.1.address()).await;
+        (Self(PgLocks::connect(&self.1.url_at(proxy.address())).await.unwrap(), self.1.clone()), proxy)
+    }
+}
 
 impl Bench for Postgres {
     type Locks = PgLocks;
@@ -90,7 +112,7 @@ impl Bench for Postgres {
     async fn start() -> Self {
         let database = postgres().await;
         Fence::new(database.pool().await).migrate().await.unwrap();
-        Self(PgLocks::connect(&database.url).await.unwrap(), database)
+        Self(PgLocks::connect(&database.url).await.unwrap(), Arc::new(database))
     }
 
     fn locks(&self) -> PgLocks {
@@ -114,13 +136,10 @@ impl Bench for Sqlite {
 }
 
 macro_rules! laws {
-    ($($law:ident)+) => {
-        laws! { @memory Memory: $($law)+ }
-        laws! { @redis Redis: $($law)+ }
-        laws! { @postgres Postgres: $($law)+ }
-        laws! { @sqlite Sqlite: $($law)+ }
+    ($([$module:ident $bench:ident])+ => $laws:tt) => {
+        $(laws! { @ $module $bench $laws })+
     };
-    (@$module:ident $bench:ident: $($law:ident)+) => {
+    (@ $module:ident $bench:ident { $($law:ident)+ }) => {
         mod $module {
             use super::{Bench as _, $bench};
 
@@ -134,7 +153,7 @@ macro_rules! laws {
     };
 }
 
-laws! {
+laws! { [memory Memory] [redis Redis] [postgres Postgres] [sqlite Sqlite] => {
     of_fifty_at_once_one_is_granted_and_the_others_are_told_how_long
     tokens_grow_with_each_grant_and_stay_on_renewal
     the_same_owner_asking_again_gets_the_same_grant
@@ -161,7 +180,16 @@ laws! {
     without_keep_alive_a_lease_is_lost_at_its_deadline
     a_lease_that_was_taken_away_is_lost_for_ever
     a_lease_refused_by_a_fence_that_knows_better_is_disowned
-}
+} }
+
+laws! { [redis_far Redis] [postgres_far Postgres] => {
+    a_server_that_refuses_is_unavailable_and_not_held
+    a_server_that_hangs_is_unavailable_and_not_held
+    a_hanging_server_hides_no_loss_and_late_renewals_touch_no_successor
+    a_cut_connection_does_not_end_a_lease
+    an_acquisition_dropped_while_the_server_hangs_leaves_nothing_behind
+    a_release_dropped_while_the_server_hangs_goes_on
+} }
 
 fn request(name: &str, ttl: Duration) -> Request {
     let resource = Resource::new(name).unwrap();
@@ -342,11 +370,8 @@ async fn a_release_at_the_very_end_never_frees_the_successor(bench: impl Bench) 
         take(&locks, &late).await.unwrap();
         let successor = request("a", LONG);
         let wait = async {
-            loop {
-                match locks.acquire(&successor).await.unwrap() {
-                    Attempt::Held { .. } => bench.pass(Duration::from_micros(500)).await,
-                    _ => break,
-                }
+            while let Attempt::Held { .. } = locks.acquire(&successor).await.unwrap() {
+                bench.pass(Duration::from_micros(500)).await;
             }
         };
         let release = async {
@@ -411,7 +436,7 @@ async fn a_lock_that_ran_out_before_it_was_seeded_gets_nothing(bench: impl Bench
 }
 
 /// Takes its time to number a grant.
-struct SlowFence<B>(std::sync::Arc<B>, Duration);
+struct SlowFence<B>(Arc<B>, Duration);
 
 impl<B: Bench> Renumber for SlowFence<B> {
     fn renumber<'a>(
@@ -428,7 +453,7 @@ impl<B: Bench> Renumber for SlowFence<B> {
 }
 
 async fn a_holder_whose_numbering_took_too_long_gets_nothing(bench: impl Bench) {
-    let bench = std::sync::Arc::new(bench);
+    let bench = Arc::new(bench);
     let leases = bench.leases_numbered_by(SlowFence(bench.clone(), SHORT * 2));
     let error = leases.acquire("a", SHORT).await.unwrap_err();
     assert!(matches!(error, LeaseError::Lost { reason: Lost::Expired | Lost::Taken, .. }), "{error:?}");
@@ -731,5 +756,101 @@ async fn a_lease_refused_by_a_fence_that_knows_better_is_disowned(bench: impl Be
     let next = leases.acquire("a", LONG).await.unwrap();
     assert_eq!((next.token().epoch(), next.token().sequence()), (1, 0));
     assert!(!next.cancellation().is_cancelled());
+    next.release().await.unwrap();
+}
+
+/// How long a request may take here: the time to live that is asked for bounds it.
+const IMPATIENT: Duration = Duration::from_millis(200);
+
+async fn a_server_that_refuses_is_unavailable_and_not_held(bench: impl Networked) {
+    let (far, mut proxy) = bench.far().await;
+    let leases = far.leases();
+    leases.acquire("a", LONG).await.unwrap().release().await.unwrap();
+    proxy.refuse().await;
+    let error = leases.try_acquire("a", IMPATIENT).await.unwrap_err();
+    assert!(matches!(error, LeaseError::Unavailable(_)), "{error:?}");
+    assert_eq!(error.group(), Group::Unavailable);
+    assert!(!error.is_contended());
+
+    // Whoever waits, waits for the server as well.
+    let waiting = {
+        let leases = leases.clone();
+        tokio::spawn(async move { leases.acquire("a", LONG).wait(PATIENCE).await })
+    };
+    far.pass(Duration::from_millis(100)).await;
+    assert!(!waiting.is_finished());
+    proxy.accept().await;
+    waiting.await.unwrap().unwrap().release().await.unwrap();
+}
+
+async fn a_server_that_hangs_is_unavailable_and_not_held(bench: impl Networked) {
+    let (far, proxy) = bench.far().await;
+    let leases = far.leases();
+    leases.acquire("a", LONG).await.unwrap().release().await.unwrap();
+    proxy.hang();
+    let error = leases.try_acquire("a", IMPATIENT).await.unwrap_err();
+    assert!(matches!(error, LeaseError::Unavailable(_)), "{error:?}");
+    proxy.pass();
+    let waiting = leases.acquire("a", LONG).wait(PATIENCE);
+    waiting.await.unwrap().release().await.unwrap();
+}
+
+async fn a_hanging_server_hides_no_loss_and_late_renewals_touch_no_successor(bench: impl Networked) {
+    let (far, proxy) = bench.far().await;
+    number(&bench.locks(), "a").await;
+    let cut_off = far.leases().acquire("a", IMPATIENT).wait(PATIENCE).await.unwrap();
+    proxy.hang();
+    let lost = tokio::time::timeout(PATIENCE, cut_off.lost()).await.expect("it is announced");
+    // Taken, if it had run out on a slow machine before the server hung.
+    assert!(matches!(lost, Lost::Expired | Lost::Taken), "{lost:?}");
+    assert_eq!(cut_off.remaining(), Duration::ZERO);
+
+    let successor = bench.leases().acquire("a", LONG).without_keep_alive().wait(PATIENCE).await.unwrap();
+    assert!(successor.token() > cut_off.token());
+    let before = remaining(&bench.locks(), successor.resource()).await;
+    // Now all that was held up arrives, and the release after it.
+    proxy.pass();
+    let error = cut_off.release().await.unwrap_err();
+    assert!(matches!(error, LeaseError::Lost { .. } | LeaseError::Unavailable(_)), "{error:?}");
+    assert!(remaining(&bench.locks(), successor.resource()).await <= before);
+    successor.release().await.unwrap();
+}
+
+async fn a_cut_connection_does_not_end_a_lease(bench: impl Networked) {
+    let (far, proxy) = bench.far().await;
+    let lease = far.leases().acquire("a", Duration::from_secs(3)).await.unwrap();
+    proxy.cut();
+    let mut last = Duration::MAX;
+    eventually("it is renewed", async || {
+        let now = remaining(&bench.locks(), lease.resource()).await;
+        let renewed = now > last;
+        last = now;
+        renewed.then_some(())
+    })
+    .await;
+    assert!(!lease.cancellation().is_cancelled());
+    lease.release().await.unwrap();
+}
+
+async fn an_acquisition_dropped_while_the_server_hangs_leaves_nothing_behind(bench: impl Networked) {
+    let (far, proxy) = bench.far().await;
+    let leases = far.leases();
+    leases.acquire("a", LONG).await.unwrap().release().await.unwrap();
+    proxy.hang();
+    let dropped = tokio::time::timeout(IMPATIENT / 2, leases.acquire("a", LONG)).await;
+    assert!(dropped.is_err());
+    proxy.pass();
+    let next = bench.leases().acquire("a", LONG).wait(PATIENCE).await.unwrap();
+    next.release().await.unwrap();
+}
+
+/// A02
+async fn a_release_dropped_while_the_server_hangs_goes_on(bench: impl Networked) {
+    let (far, proxy) = bench.far().await;
+    let lease = far.leases().acquire("a", LONG).await.unwrap();
+    proxy.hang();
+    assert!(tokio::time::timeout(IMPATIENT / 2, lease.release()).await.is_err());
+    proxy.pass();
+    let next = bench.leases().acquire("a", LONG).wait(PATIENCE).await.unwrap();
     next.release().await.unwrap();
 }

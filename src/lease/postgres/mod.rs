@@ -100,7 +100,8 @@ impl PgLocks {
     ) -> Result<Option<PgRow>, LeaseError> {
         let mut tries = 1;
         loop {
-            let mut lent = Lent::new(self.pool.acquire().await.map_err(|error| failure(resource, error))?);
+            let connection = self.pool.acquire().await.map_err(|error| failure(resource, error))?;
+            let mut lent = Lent { connection, ended: false };
             let answer = match tokio::time::timeout(RESPONSE_LIMIT, lent.fetch(step())).await {
                 Ok(answer) => answer,
                 Err(elapsed) => return Err(LeaseError::Unavailable(elapsed.into())),
@@ -130,27 +131,23 @@ impl PgLocks {
 
 /// A connection that is closed unless its step has ended: a step that is dropped or hangs would
 /// otherwise keep its place in the pool for as long as the server is silent.
-struct Lent(Option<PoolConnection<Postgres>>);
+struct Lent {
+    connection: PoolConnection<Postgres>,
+    ended: bool,
+}
 
 impl Lent {
-    fn new(connection: PoolConnection<Postgres>) -> Self {
-        Self(Some(connection))
-    }
-
     async fn fetch(&mut self, step: Query<'_, Postgres, PgArguments>) -> Result<Option<PgRow>, sqlx::Error> {
-        let Some(connection) = &mut self.0 else { return Err(sqlx::Error::WorkerCrashed) };
-        let answer = step.fetch_optional(&mut **connection).await;
-        if matches!(answer, Ok(_) | Err(sqlx::Error::Database(_))) {
-            self.0 = None;
-        }
+        let answer = step.fetch_optional(&mut *self.connection).await;
+        self.ended = matches!(answer, Ok(_) | Err(sqlx::Error::Database(_)));
         answer
     }
 }
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        if let Some(connection) = &mut self.0 {
-            connection.close_on_drop();
+        if !self.ended {
+            self.connection.close_on_drop();
         }
     }
 }

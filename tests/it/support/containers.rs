@@ -27,6 +27,7 @@ const REAPER: &str = r#"
 "#;
 
 /// The name of this run, and the end of the pipe that only this process holds.
+#[expect(clippy::zombie_processes, reason = "it ends after this process")]
 static RUN: LazyLock<(String, ChildStdin)> = LazyLock::new(|| {
     let mut reaper = Command::new("sh")
         .args(["-c", REAPER])
