@@ -20,7 +20,7 @@ use crate::timeline::Timeline;
 use crate::worker::TTL;
 
 /// The whole play has to be over by then.
-const DEADLINE: Duration = Duration::from_secs(25);
+const DEADLINE: Duration = Duration::from_secs(28);
 /// How long somebody may still hold a lease that the director wants.
 const WAIT: Duration = Duration::from_secs(5);
 

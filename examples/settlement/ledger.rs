@@ -94,14 +94,17 @@ where
         worker: &str,
     ) -> Result<Receipt, LedgerError> {
         let token = tx.token().get();
+        let pair =
+            "insert into entry (payout, account, amount, token) values ($1, $2, $3, $5), ($1, $4, -$3, $5)";
+        sqlx::query(pair)
+            .bind(payout.id.as_str())
+            .bind(payout.account.as_str())
+            .bind(payout.amount)
+            .bind(CLEARING)
+            .bind(token)
+            .execute(&mut *tx)
+            .await?;
         for (account, amount) in [(payout.account.as_str(), payout.amount), (CLEARING, -payout.amount)] {
-            sqlx::query("insert into entry (payout, account, amount, token) values ($1, $2, $3, $4)")
-                .bind(payout.id.as_str())
-                .bind(account)
-                .bind(amount)
-                .bind(token)
-                .execute(&mut *tx)
-                .await?;
             match tx.update(&ACCOUNT).key("id", account).add("balance", amount).await? {
                 ManyOutcome::Written => {}
                 _ => return Err(LedgerError::row("account", account)),
