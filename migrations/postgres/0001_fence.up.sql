@@ -295,13 +295,14 @@ begin
 end
 $$;
 
--- What admit() leaves behind, for admitted() to find: bound to this very transaction.
+-- What admit() leaves behind, for admitted() to find: bound to this very transaction. It is inlined
+-- where it is called, so it names everything in full and sets nothing.
 create function fencerow.admission(resource text, token bigint, owner uuid)
 returns text
 language sql
-set search_path = pg_catalog, pg_temp
+volatile
 as $$
-    select concat_ws(':', pg_current_xact_id_if_assigned(), $2, $3, $1)
+    select pg_catalog.concat_ws(':', pg_catalog.pg_current_xact_id_if_assigned(), $2, $3, $1)
 $$;
 
 -- Admits this transaction under a grant; to be its first statement.
@@ -319,13 +320,18 @@ as $$
 declare
     seen record;
 begin
-    perform fencerow.check_grant($1, $2, $3);
     perform pg_advisory_xact_lock_shared(fencerow.lock_key($1));
     select f.last_token, f.owner, f.raised_in into seen
       from fencerow.fence f
      where f.resource = $1
        for share;
-    if not found or seen.last_token < $2 then
+    if seen.last_token = $2 and seen.owner = $3 and seen.raised_in <> pg_current_xact_id() then
+        perform set_config('fencerow.admitted', fencerow.admission($1, $2, $3), true);
+        return;
+    end if;
+
+    perform fencerow.check_grant($1, $2, $3);
+    if seen.last_token is null or seen.last_token < $2 then
         raise exception using
             errcode = 'ZF002',
             message = format('the fence of %L stands below %s: raise it first', $1, $2);
@@ -333,13 +339,10 @@ begin
     if seen.last_token > $2 or seen.owner <> $3 then
         perform fencerow.refuse($1, $2, seen.last_token);
     end if;
-    if seen.raised_in = pg_current_xact_id() then
-        raise exception using
-            errcode = 'ZF002',
-            message = format('the fence of %L was raised in this very transaction: a rollback would forget it', $1),
-            hint = 'Commit fencerow.raise() by itself, then begin.';
-    end if;
-    perform set_config('fencerow.admitted', fencerow.admission($1, $2, $3), true);
+    raise exception using
+        errcode = 'ZF002',
+        message = format('the fence of %L was raised in this very transaction: a rollback would forget it', $1),
+        hint = 'Commit fencerow.raise() by itself, then begin.';
 end
 $$;
 

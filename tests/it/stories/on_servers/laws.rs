@@ -109,7 +109,7 @@ async fn work_that_was_killed_before_its_commit_runs_again_and_after_it_is_repla
 #[tokio::test]
 async fn a_late_release_leaves_the_new_owners_lock_alone() {
     let World { stage, leases, .. } = world().await;
-    let old = leases.acquire("settlement", Duration::from_millis(50)).without_keep_alive().await.unwrap();
+    let old = leases.acquire("settlement", TTL).without_keep_alive().await.unwrap();
     let new = leases.acquire("settlement", LONG).wait(LONG).await.unwrap();
     let error = old.release().await.unwrap_err();
     assert!(matches!(error, LeaseError::Lost { .. }), "{error:?}");
