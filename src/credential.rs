@@ -1,6 +1,6 @@
 //! What is shown to a fence.
 
-use futures_core::future::BoxFuture;
+use futures_util::future::BoxFuture;
 
 use crate::grant::Grant;
 use crate::token::FencingToken;

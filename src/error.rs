@@ -46,6 +46,13 @@ pub enum Invalid {
     },
 }
 
+/// A value that is what it is to be already cannot be invalid.
+impl From<std::convert::Infallible> for Invalid {
+    fn from(never: std::convert::Infallible) -> Self {
+        match never {}
+    }
+}
+
 /// What a caller is to do about an error; every error enum of the crate answers with one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]

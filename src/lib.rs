@@ -9,6 +9,8 @@ mod renumber;
 mod resource;
 mod token;
 
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub mod fence;
 pub mod lease;
 
 pub use credential::Credential;

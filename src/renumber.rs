@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-use futures_core::future::BoxFuture;
+use futures_util::future::BoxFuture;
 
 use crate::owner::OwnerId;
 use crate::resource::Resource;

@@ -23,7 +23,7 @@ use crate::error::Invalid;
 /// assert!(Resource::new("  ").is_err());
 /// # Ok::<(), fencerow::Invalid>(())
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Resource(Arc<str>);
 
 impl Resource {
@@ -60,6 +60,13 @@ impl Resource {
 impl fmt::Display for Resource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
+    }
+}
+
+/// The name in quotes, as errors show it: blanks and control characters are seen.
+impl fmt::Debug for Resource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self.as_str(), f)
     }
 }
 
@@ -127,5 +134,11 @@ mod tests {
         for name in ["{a}:b", "a{b}c", "{}", "}{", "{{x}}", "a b", "naïve/λ", longest.as_str()] {
             assert_eq!(Resource::new(name).map(|r| r.to_string()), Ok(name.to_owned()));
         }
+    }
+
+    #[test]
+    fn errors_show_a_name_in_quotes() {
+        let resource = Resource::new("a \"b\"\n").unwrap();
+        assert_eq!(format!("{resource:?}"), r#""a \"b\"\n""#);
     }
 }

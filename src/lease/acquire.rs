@@ -5,7 +5,7 @@ use std::future::IntoFuture;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_core::future::BoxFuture;
+use futures_util::future::BoxFuture;
 
 use super::acquisition::Acquisition;
 use super::error::LeaseError;
@@ -19,6 +19,8 @@ use crate::resource::Resource;
 
 /// The first pause between two attempts of a waiting acquisition; it doubles up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
+/// The longest label, in bytes: it is stored with the lock and sent with each acquisition.
+const LONGEST_LABEL: usize = 1024;
 /// Short enough that a freed lock is found within half a second.
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
@@ -172,7 +174,8 @@ impl Acquire<'_> {
         self
     }
 
-    /// Tells operators what the lease is for; they read it with [`Leases::holder`].
+    /// Tells operators what the lease is for, in up to 1024 bytes; they read it with
+    /// [`Leases::holder`].
     pub fn label(mut self, note: impl Into<String>) -> Self {
         self.note = note.into();
         self
@@ -180,6 +183,9 @@ impl Acquire<'_> {
 
     async fn run(self) -> Result<Lease, LeaseError> {
         let leases = self.leases;
+        if self.note.len() > LONGEST_LABEL {
+            return Err(Invalid::Option { what: "label", reason: "it is longer than 1024 bytes" }.into());
+        }
         let request = Request {
             resource: self.resource?,
             owner: OwnerId::random(),

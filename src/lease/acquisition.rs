@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_core::future::BoxFuture;
+use futures_util::future::BoxFuture;
 
 use super::acquire::Leases;
 use super::error::{LeaseError, Lost};

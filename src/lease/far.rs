@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use futures_core::future::BoxFuture;
+use futures_util::future::BoxFuture;
 use tokio::sync::Semaphore;
 
 use super::error::LeaseError;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
-use futures_core::future::BoxFuture;
+use futures_util::future::BoxFuture;
 
 use super::error::LeaseError;
 use super::service::{Attempt, Holder, Label, LockService, Request, Standing};

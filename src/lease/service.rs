@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use futures_core::future::BoxFuture;
+use futures_util::future::BoxFuture;
 
 use super::error::LeaseError;
 use super::ttl::Ttl;

@@ -7,12 +7,13 @@ use std::task::Poll;
 use std::time::{Duration, SystemTime};
 
 use fencerow::clock::ManualClock;
+use fencerow::fence::Fence;
 use fencerow::lease::{
     Attempt, Label, LeaseError, Leases, LockService, Lost, MemoryLocks, PgLocks, RedisLocks, Request,
     SqliteLocks, Standing, Ttl,
 };
 use fencerow::{Credential as _, FencingToken, Group, Invalid, OwnerId, Renumber, Resource};
-use futures_core::future::BoxFuture;
+use futures_util::future::BoxFuture;
 
 use crate::support::proxy::Proxy;
 use crate::support::{PATIENCE, TestDatabase, TestRedis, eventually, postgres, redis};
@@ -110,7 +111,7 @@ impl Bench for Postgres {
 
     async fn start() -> Self {
         let database = postgres().await;
-        database.make_leases().await;
+        Fence::new(database.pool().await).migrate().await.unwrap();
         Self(PgLocks::connect(&database.url).await.unwrap(), Arc::new(database))
     }
 

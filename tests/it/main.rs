@@ -7,7 +7,23 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod conformance;
+mod fence;
+mod floors;
 mod postgres_leases;
 mod redis;
 mod sqlite_leases;
+mod stories;
 mod support;
+
+/// What a second process of these tests can be.
+fn role(name: &str) -> support::child::Role {
+    match name {
+        "contend" => Box::pin(sqlite_leases::contend()),
+        "echo" => Box::pin(support::child::echo()),
+        "hold" => Box::pin(sqlite_leases::hold()),
+        "holder" => Box::pin(stories::holder::holder()),
+        "redis" => Box::pin(support::run_a_server()),
+        "sleeper" => Box::pin(fence::sleepers::sleeper()),
+        other => panic!("no such role: {other}"),
+    }
+}

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use fencerow::fence::Fence;
 use fencerow::lease::{Attempt, Label, LeaseError, Leases, LockService as _, PgLocks, Request, Standing};
 use fencerow::{FencingToken, Group, Invalid, OwnerId, Resource};
 use sqlx::postgres::{PgConnection, PgPoolOptions};
@@ -13,7 +14,7 @@ const TTL: Duration = Duration::from_secs(60);
 
 async fn database() -> TestDatabase {
     let database = postgres().await;
-    database.make_leases().await;
+    Fence::new(database.pool().await).migrate().await.unwrap();
     database
 }
 
@@ -80,7 +81,7 @@ async fn what_was_never_migrated_or_may_not_be_called_is_refused() {
     assert!(matches!(error, LeaseError::Refused { .. }), "{error:?}");
     assert_eq!(error.group(), Group::Misuse);
 
-    database.make_leases().await;
+    Fence::new(database.pool().await).migrate().await.unwrap();
     let mut owner = PgConnection::connect(&database.url).await.unwrap();
     owner.execute("revoke execute on all functions in schema fencerow from public").await.unwrap();
     let role = format!("app_{}", uuid::Uuid::new_v4().simple());

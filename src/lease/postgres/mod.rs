@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr as _;
 use std::time::{Duration, SystemTime};
 
-use futures_core::future::BoxFuture;
+use futures_util::future::BoxFuture;
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgArguments, PgConnectOptions, PgPool, PgPoolOptions, PgRow};
 use sqlx::query::Query;

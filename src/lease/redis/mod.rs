@@ -9,7 +9,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use futures_core::future::BoxFuture;
+use futures_util::future::BoxFuture;
 use redis::io::tcp::TcpSettings;
 use redis::{Client, FromRedisValue, IntoConnectionInfo as _, RedisError};
 

@@ -16,25 +16,15 @@ const ROLE: &str = "FENCEROW_TEST_ROLE";
 /// Marks what a child says to its test among what the test harness prints.
 const SAID: &str = "said: ";
 
-type Role = Pin<Box<dyn Future<Output = ()>>>;
-
-/// What a child can be. A role reads its instructions with [`hear`] and answers with [`say`].
-fn role(name: &str) -> Role {
-    match name {
-        "echo" => Box::pin(echo()),
-        "contend" => Box::pin(crate::sqlite_leases::contend()),
-        "hold" => Box::pin(crate::sqlite_leases::hold()),
-        "redis" => Box::pin(super::redis::run_a_server()),
-        other => panic!("no such role: {other}"),
-    }
-}
+/// What a child does. It reads its instructions with [`hear`] and answers with [`say`].
+pub(crate) type Role = Pin<Box<dyn Future<Output = ()>>>;
 
 /// Where a child begins; only [`Child::start`] runs it.
 #[test]
 #[ignore = "the beginning of a second process, not a test"]
 fn entry() {
     let Ok(name) = std::env::var(ROLE) else { return };
-    tokio::runtime::Runtime::new().unwrap().block_on(role(&name));
+    tokio::runtime::Runtime::new().unwrap().block_on(crate::role(&name));
 }
 
 /// In a child: tells the test one line.
@@ -127,7 +117,7 @@ impl Child {
 }
 
 /// Says what it hears.
-async fn echo() {
+pub(crate) async fn echo() {
     loop {
         say(hear().await);
     }

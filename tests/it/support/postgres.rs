@@ -28,17 +28,6 @@ impl TestDatabase {
         PgPoolOptions::new().max_connections(8).connect(&self.url).await.unwrap()
     }
 
-    /// Makes the schema, with the leases in it.
-    pub(crate) async fn make_leases(&self) {
-        let mut connection = PgConnection::connect(&self.url).await.unwrap();
-        let up = concat!(
-            "create schema fencerow;",
-            include_str!("../../../migrations/postgres/0003_lease.up.sql")
-        );
-        sqlx::raw_sql(up).execute(&mut connection).await.unwrap();
-        connection.close().await.unwrap();
-    }
-
     /// `host:port` of the server, for a proxy in front of it.
     pub(crate) fn address(&self) -> &str {
         &self.address

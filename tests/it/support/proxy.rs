@@ -1,6 +1,7 @@
 //! A bad network between a client and its server.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -43,9 +44,30 @@ pub(crate) struct Proxy {
     next: Arc<Mutex<watch::Receiver<Ways>>>,
     /// The hands that nobody moves any more, of connections that were stranded.
     stranded: Vec<watch::Sender<Ways>>,
+    turns: Arc<Turns>,
     /// Each change ends the connections there are, and so does dropping it.
     cuts: watch::Sender<()>,
     listener: Option<Listener>,
+}
+
+/// Counts how often the client spoke after the server had: the round trips, where there is one
+/// connection and each waits for the other.
+#[derive(Default)]
+struct Turns {
+    server_spoke: AtomicBool,
+    count: AtomicUsize,
+}
+
+impl Turns {
+    fn client_speaks(&self) {
+        if self.server_spoke.swap(false, Ordering::SeqCst) {
+            self.count.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    fn server_speaks(&self) {
+        self.server_spoke.store(true, Ordering::SeqCst);
+    }
 }
 
 /// A listener that is closed for certain when `gone` answers.
@@ -64,6 +86,7 @@ impl Proxy {
             next: Arc::new(Mutex::new(ways.subscribe())),
             ways,
             stranded: Vec::new(),
+            turns: Arc::default(),
             cuts: watch::Sender::new(()),
             listener: None,
         };
@@ -104,6 +127,11 @@ impl Proxy {
         self.stranded.push(std::mem::replace(&mut self.ways, ways));
     }
 
+    /// How many round trips there were so far, in all connections together.
+    pub(crate) fn round_trips(&self) -> usize {
+        self.turns.count.load(Ordering::SeqCst)
+    }
+
     /// Ends all connections there are.
     pub(crate) fn cut(&self) {
         self.cuts.send_replace(());
@@ -130,7 +158,8 @@ impl Proxy {
         let closing = CancellationToken::new();
         let (closed, gone) = oneshot::channel();
         self.listener = Some(Listener { close: closing.clone().drop_guard(), gone });
-        let serve = accept_all(listener, self.upstream.clone(), self.next.clone(), self.cuts.subscribe());
+        let (upstream, next, turns) = (self.upstream.clone(), self.next.clone(), self.turns.clone());
+        let serve = accept_all(listener, upstream, next, turns, self.cuts.subscribe());
         BACKGROUND.spawn(async move {
             let _ = closing.run_until_cancelled(serve).await;
             let _ = closed.send(());
@@ -142,30 +171,31 @@ async fn accept_all(
     listener: TcpListener,
     upstream: Arc<str>,
     next: Arc<Mutex<watch::Receiver<Ways>>>,
+    turns: Arc<Turns>,
     cuts: watch::Receiver<()>,
 ) {
     while let Ok((client, _)) = listener.accept().await {
-        let (upstream, mut cuts) = (upstream.clone(), cuts.clone());
+        let (upstream, turns, mut cuts) = (upstream.clone(), turns.clone(), cuts.clone());
         let ways = next.lock().unwrap().clone();
         cuts.mark_unchanged();
         tokio::spawn(async move {
             tokio::select! {
-                () = forward(client, &upstream, ways) => {}
+                () = forward(client, &upstream, ways, &turns) => {}
                 _ = cuts.changed() => {}
             }
         });
     }
 }
 
-async fn forward(client: TcpStream, upstream: &str, ways: watch::Receiver<Ways>) {
+async fn forward(client: TcpStream, upstream: &str, ways: watch::Receiver<Ways>, turns: &Turns) {
     let Ok(server) = TcpStream::connect(upstream).await else { return };
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
     // Either side closing ends both, once what was sent before has arrived.
     tokio::select! {
-        () = one_way(from_client, to_server, ways.clone(), |ways| ways.to_server) => {}
-        () = one_way(from_server, to_client, ways, |ways| ways.to_client) => {}
+        () = one_way(from_client, to_server, ways.clone(), |ways| ways.to_server, || turns.client_speaks()) => {}
+        () = one_way(from_server, to_client, ways, |ways| ways.to_client, || turns.server_speaks()) => {}
     }
 }
 
@@ -174,12 +204,14 @@ async fn one_way(
     mut to: OwnedWriteHalf,
     mut ways: watch::Receiver<Ways>,
     way: fn(&Ways) -> Way,
+    speaks: impl Fn(),
 ) {
     let (queue, mut queued) = mpsc::unbounded_channel::<(Instant, Vec<u8>)>();
     let mut current = ways.clone();
     let read = async move {
         let mut buffer = vec![0; 64 * 1024];
         while let Ok(read @ 1..) = from.read(&mut buffer).await {
+            speaks();
             let due = match way(&current.borrow_and_update()) {
                 Way::Lose => None,
                 Way::Delay(delay) => Some(Instant::now() + delay),

@@ -108,7 +108,7 @@ async fn connect(url: &str) -> redis::RedisResult<MultiplexedConnection> {
 }
 
 /// In a child: starts a server and says which container that is.
-pub(super) async fn run_a_server() {
+pub(crate) async fn run_a_server() {
     let own = own_redis().await;
     child::say(own.server.container.id());
     child::hear().await;
