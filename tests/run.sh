@@ -140,8 +140,6 @@ for feature in redis postgres sqlite; do
     run cargo clippy --locked --lib --no-default-features --features "$feature" -- -D warnings
 done
 run env RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --all-features
-# A test runs it as a process that it can stop and kill.
-run cargo build --locked --release --example settlement
 # The examples in the documentation go first: cargo would put them last, and the
 # last summary should be that of the tests against the servers.
 run cargo test --locked --all-features --doc

@@ -11,6 +11,7 @@ mod fence;
 mod floors;
 mod postgres_leases;
 mod redis;
+mod settlement;
 mod sqlite_leases;
 mod stories;
 mod support;

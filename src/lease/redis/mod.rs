@@ -38,6 +38,9 @@ use crate::token::FencingToken;
 /// anew by the database. The server must not evict keys (`maxmemory-policy noeviction`): a lock
 /// that is evicted is lost by its holder, and a counter is numbered anew.
 ///
+/// A user with limited rights needs `EVAL`, `EVALSHA`, `GET`, `SET`, `DEL`, `INCR`, `PEXPIRE`, `PTTL`,
+/// `TIME` and `INFO` on those keys.
+///
 /// # Examples
 ///
 /// ```no_run

@@ -34,7 +34,9 @@ const SET_UP_PAUSE: Duration = Duration::from_millis(20);
 /// machine; clones share the connections.
 ///
 /// The file is `<database>-leases`, apart from the database since SQLite has one writer a file: a
-/// long transaction must not keep a lease from being renewed. It must lie on a local disk.
+/// long transaction must not keep a lease from being renewed. It must lie on a local disk. A process
+/// that is stopped in the middle of a step, which takes milliseconds, keeps the file locked: until
+/// it goes on or dies, every other step is [unavailable](LeaseError::Unavailable).
 ///
 /// A lease's end is kept as a time since boot, with the boot's own id, and judged by the clock that
 /// counts suspended time: setting the wall clock changes nothing, and a lease from before a reboot
