@@ -218,16 +218,6 @@ async fn arguments_that_make_no_sense_are_refused_by_the_functions_too() {
 }
 
 #[tokio::test]
-async fn the_down_migration_removes_all_that_the_up_migration_made() {
-    let database = database().await;
-    let mut connection = PgConnection::connect(&database.url).await.unwrap();
-    let down = include_str!("../../migrations/postgres/0003_lease.down.sql");
-    sqlx::raw_sql(down).execute(&mut connection).await.unwrap();
-    // Fails if anything is left in it.
-    connection.execute("drop schema fencerow").await.unwrap();
-}
-
-#[tokio::test]
 async fn a_url_that_is_none_is_told_from_a_database_that_is_away() {
     for url in ["", "localhost", "mysql://:secret@localhost/", "postgres://:secret@localhost:port/"] {
         let error = PgLocks::connect(url).await.unwrap_err();

@@ -1,0 +1,261 @@
+//! Leases made of the steps of a service: waiting, keeping alive, losing, freeing.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use fencerow::lease::{Attempt, LeaseError, LockService as _, Lost, Standing};
+use fencerow::{Credential as _, FencingToken, Group, Invalid, OwnerId, Renumber, Resource};
+use futures_util::future::BoxFuture;
+
+use super::services::Bench;
+use super::{LONG, SHORT, finish, number, request, take};
+use crate::support::{PATIENCE, eventually};
+
+laws! { [memory Memory] [redis Redis] [postgres Postgres] [sqlite Sqlite] => {
+    a_holder_whose_numbering_took_too_long_gets_nothing
+    a_time_to_live_that_a_server_would_misread_is_refused_before_it_is_asked
+    an_acquisition_dropped_at_any_await_leaves_nothing_behind
+    a_release_dropped_at_any_await_goes_on
+    a_dropped_lease_is_released
+    a_waiter_gets_it_when_it_is_released
+    a_waiter_gets_it_when_it_runs_out
+    waiting_ends_with_timeout_and_trying_with_held
+    the_keep_alive_keeps_a_lease_past_its_time_to_live
+    without_keep_alive_a_lease_is_lost_at_its_deadline
+    a_lease_that_was_taken_away_is_lost_for_ever
+    a_lease_refused_by_a_fence_that_knows_better_is_disowned
+} }
+
+/// Polls a future so many times, as it asks to be, and drops it; its output if it was done by then.
+async fn poll_and_drop<F: Future>(future: F, times: u32) -> Option<F::Output> {
+    let mut future = pin!(future);
+    let mut left = times;
+    poll_fn(|context| match future.as_mut().poll(context) {
+        Poll::Ready(output) => Poll::Ready(Some(output)),
+        Poll::Pending => {
+            left -= 1;
+            if left == 0 { Poll::Ready(None) } else { Poll::Pending }
+        }
+    })
+    .await
+}
+
+/// Takes its time to number a grant.
+struct SlowFence<B>(Arc<B>, Duration);
+
+impl<B: Bench> Renumber for SlowFence<B> {
+    fn renumber<'a>(
+        &'a self,
+        _: &'a Resource,
+        _: OwnerId,
+        _: Option<FencingToken>,
+    ) -> BoxFuture<'a, Result<FencingToken, Box<dyn std::error::Error + Send + Sync>>> {
+        Box::pin(async {
+            self.0.pass(self.1).await;
+            Ok(FencingToken::FIRST)
+        })
+    }
+}
+
+async fn a_holder_whose_numbering_took_too_long_gets_nothing(bench: impl Bench) {
+    let bench = Arc::new(bench);
+    let leases = bench.leases_numbered_by(SlowFence(bench.clone(), SHORT * 2));
+    let error = leases.acquire("a", SHORT).await.unwrap_err();
+    assert!(matches!(error, LeaseError::Lost { reason: Lost::Expired | Lost::Taken, .. }), "{error:?}");
+    let unnumbered = Attempt::Unnumbered { counter: None };
+    bench.pass(SHORT).await;
+    assert_eq!(bench.locks().acquire(&request("a", LONG)).await.unwrap(), unnumbered);
+}
+
+/// A25
+async fn a_time_to_live_that_a_server_would_misread_is_refused_before_it_is_asked(bench: impl Bench) {
+    let leases = bench.leases();
+    for ttl in [Duration::ZERO, Duration::from_nanos(1), Duration::from_micros(999), Duration::MAX] {
+        let error = leases.acquire("a", ttl).await.unwrap_err();
+        assert!(matches!(error, LeaseError::Invalid(Invalid::Ttl(_))), "{error:?}");
+        assert_eq!(error.group(), Group::Misuse);
+    }
+    assert!(matches!(leases.acquire(" ", LONG).await, Err(LeaseError::Invalid(Invalid::Resource { .. }))));
+    let unnumbered = Attempt::Unnumbered { counter: None };
+    assert_eq!(bench.locks().acquire(&request("a", LONG)).await.unwrap(), unnumbered);
+}
+
+async fn an_acquisition_dropped_at_any_await_leaves_nothing_behind(bench: impl Bench) {
+    let leases = bench.leases();
+    // A resource that was never seen is renumbered and seeded on the way, one that counts is not.
+    for fresh in [true, false] {
+        let mut times = 0;
+        loop {
+            times += 1;
+            let name = if fresh { format!("fresh {times}") } else { "counting".to_owned() };
+            let done = poll_and_drop(leases.acquire(&name, LONG).into_future(), times).await;
+            let done = done.map(Result::unwrap);
+            let ended = done.is_some();
+            drop(done);
+            let leases = leases.clone();
+            let next = tokio::spawn(async move { leases.acquire(name, LONG).wait(PATIENCE).await });
+            finish(&bench, next).await.unwrap().release().await.unwrap();
+            if ended {
+                break;
+            }
+        }
+    }
+}
+
+/// A02
+async fn a_release_dropped_at_any_await_goes_on(bench: impl Bench) {
+    let leases = bench.leases();
+    for times in 1.. {
+        let lease = leases.acquire("a", LONG).await.unwrap();
+        let done = poll_and_drop(lease.release(), times).await;
+        let leases = leases.clone();
+        let next = tokio::spawn(async move { leases.acquire("a", LONG).wait(PATIENCE).await });
+        finish(&bench, next).await.unwrap().release().await.unwrap();
+        if let Some(done) = done {
+            done.unwrap();
+            break;
+        }
+    }
+}
+
+async fn a_dropped_lease_is_released(bench: impl Bench) {
+    let leases = bench.leases();
+    let take = || {
+        let leases = leases.clone();
+        tokio::spawn(async move { leases.acquire("a", LONG).wait(PATIENCE).await })
+    };
+    drop(finish(&bench, take()).await.unwrap());
+    let lease = finish(&bench, take()).await.unwrap();
+    // The same for one whose task is aborted.
+    let task = tokio::spawn(async move {
+        let _lease = lease;
+        std::future::pending::<()>().await;
+    });
+    tokio::task::yield_now().await;
+    task.abort();
+    finish(&bench, take()).await.unwrap().release().await.unwrap();
+}
+
+async fn a_waiter_gets_it_when_it_is_released(bench: impl Bench) {
+    let leases = bench.leases();
+    let holder = leases.acquire("a", LONG).await.unwrap();
+    let token = holder.token();
+    let wait = {
+        let leases = leases.clone();
+        tokio::spawn(async move { leases.acquire("a", LONG).wait(LONG).await })
+    };
+    bench.pass(Duration::from_millis(30)).await;
+    assert!(!wait.is_finished());
+    holder.release().await.unwrap();
+    assert!(finish(&bench, wait).await.unwrap().token() > token);
+}
+
+async fn a_waiter_gets_it_when_it_runs_out(bench: impl Bench) {
+    let leases = bench.leases();
+    number(&bench.locks(), "a").await;
+    let holder = request("a", SHORT * 2);
+    let token = take(&bench.locks(), &holder).await.unwrap();
+    let wait = tokio::spawn(async move { leases.acquire("a", LONG).wait(LONG).await });
+    let lease = finish(&bench, wait).await.unwrap();
+    assert!(lease.token() > token);
+    // Counted from the attempt that won, not from the first one (A12).
+    assert!(lease.remaining() > LONG / 2);
+}
+
+async fn waiting_ends_with_timeout_and_trying_with_held(bench: impl Bench) {
+    let leases = bench.leases();
+    let holder = leases.acquire("a", LONG).await.unwrap();
+    let limit = Duration::from_millis(60);
+    let wait = {
+        let leases = leases.clone();
+        tokio::spawn(async move { leases.acquire("a", LONG).wait(limit).await })
+    };
+    match finish(&bench, wait).await.unwrap_err() {
+        error @ LeaseError::Timeout { waited, .. } => {
+            assert!(waited >= limit, "{waited:?}");
+            assert!(error.is_contended());
+        }
+        other => panic!("{other:?}"),
+    }
+    match leases.acquire("a", LONG).await.unwrap_err() {
+        error @ LeaseError::Held { remaining, .. } => {
+            assert!(remaining <= Some(LONG) && remaining > Some(LONG / 2), "{remaining:?}");
+            assert!(error.is_contended());
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(leases.try_acquire("a", LONG).await.unwrap().is_none());
+    holder.release().await.unwrap();
+}
+
+async fn the_keep_alive_keeps_a_lease_past_its_time_to_live(bench: impl Bench) {
+    let (leases, locks) = (bench.leases(), bench.locks());
+    // A renewal every 200 ms, of which one may be late by 400 ms.
+    let ttl = Duration::from_millis(600);
+    let lease = leases.acquire("a", ttl).await.unwrap();
+    let token = lease.token();
+    for _ in 0..8 {
+        bench.pass(ttl / 4).await;
+        let renewed = eventually("it is renewed", async || {
+            bench.pass(Duration::from_millis(5)).await;
+            let holder = locks.holder(lease.resource()).await.unwrap().expect("it ran out");
+            (holder.remaining > Some(ttl / 2)).then_some(holder)
+        });
+        let holder = renewed.await;
+        assert_eq!((holder.owner, holder.token), (lease.owner(), Some(token)));
+    }
+    assert!(!lease.cancellation().is_cancelled());
+    assert!(lease.remaining() > Duration::ZERO);
+    assert_eq!(lease.token(), token);
+    lease.release().await.unwrap();
+}
+
+async fn without_keep_alive_a_lease_is_lost_at_its_deadline(bench: impl Bench) {
+    let leases = bench.leases();
+    number(&bench.locks(), "a").await;
+    // On a slow machine it has run out before its answer is there, and is not handed out.
+    let acquire = async || leases.acquire("a", SHORT).without_keep_alive().wait(SHORT).await.ok();
+    let lease = eventually("it is acquired in time", acquire).await;
+    let cancelled = lease.cancellation();
+    bench.pass(SHORT * 2).await;
+    assert_eq!(lease.lost().await, Lost::Expired);
+    assert!(cancelled.is_cancelled());
+    assert_eq!(lease.remaining(), Duration::ZERO);
+    let next = leases.acquire("a", LONG).await.unwrap();
+    assert!(next.token() > lease.token());
+    let error = lease.release().await.unwrap_err();
+    assert!(matches!(error, LeaseError::Lost { reason: Lost::Expired, .. }), "{error:?}");
+    next.release().await.unwrap();
+}
+
+async fn a_lease_that_was_taken_away_is_lost_for_ever(bench: impl Bench) {
+    let (leases, locks) = (bench.leases(), bench.locks());
+    let ttl = Duration::from_millis(600);
+    let lease = leases.acquire("a", ttl).await.unwrap();
+    // By an operator, or by a failover that forgot it.
+    assert_eq!(locks.release(lease.resource(), lease.owner()).await.unwrap(), Standing::Held);
+    let lost = tokio::spawn(lease.lost());
+    assert_eq!(finish(&bench, lost).await, Lost::Taken);
+    assert_eq!(lease.remaining(), Duration::ZERO);
+    // The keep-alive does not take it again, though it is free.
+    assert_eq!(locks.holder(lease.resource()).await.unwrap(), None);
+    assert!(matches!(lease.release().await, Err(LeaseError::Lost { reason: Lost::Taken, .. })));
+}
+
+async fn a_lease_refused_by_a_fence_that_knows_better_is_disowned(bench: impl Bench) {
+    let leases = bench.leases();
+    let lease = leases.acquire("a", LONG).await.unwrap();
+    let seen = FencingToken::new(40).unwrap();
+    assert!(lease.refused(seen).await, "the lock was still held: the counter went back");
+    assert_eq!(lease.lost().await, Lost::Regressed);
+    assert!(!lease.refused(seen).await, "and now it is not");
+    let error = lease.release().await.unwrap_err();
+    assert_eq!(error.group(), Group::CounterRegressed, "{error:?}");
+    let next = leases.acquire("a", LONG).await.unwrap();
+    assert_eq!((next.token().epoch(), next.token().sequence()), (1, 0));
+    assert!(!next.cancellation().is_cancelled());
+    next.release().await.unwrap();
+}

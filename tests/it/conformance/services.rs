@@ -1,0 +1,127 @@
+//! The services under test.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fencerow::Renumber;
+use fencerow::clock::ManualClock;
+use fencerow::fence::Fence;
+use fencerow::lease::{Leases, LockService, MemoryLocks, PgLocks, RedisLocks, SqliteLocks};
+
+use crate::support::proxy::Proxy;
+use crate::support::{TestDatabase, TestRedis, postgres, redis};
+
+/// A service under test.
+pub(super) trait Bench: Sized + Send + Sync + 'static {
+    type Locks: LockService + Clone;
+
+    async fn start() -> Self;
+
+    fn locks(&self) -> Self::Locks;
+
+    fn leases(&self) -> Leases {
+        self.leases_numbered_by(fencerow::CounterOnly)
+    }
+
+    fn leases_numbered_by(&self, fence: impl Renumber) -> Leases {
+        Leases::new(self.locks(), fence)
+    }
+
+    /// Lets time pass, for the service and for its leases.
+    fn pass(&self, time: Duration) -> impl Future<Output = ()> + Send {
+        tokio::time::sleep(time)
+    }
+}
+
+/// A service that is asked over a network.
+pub(super) trait Networked: Bench {
+    /// The same service, behind a network that can be broken.
+    async fn far(&self) -> (Self, Proxy);
+}
+
+pub(super) struct Memory(MemoryLocks, ManualClock);
+
+impl Bench for Memory {
+    type Locks = MemoryLocks;
+
+    async fn start() -> Self {
+        let hand = ManualClock::new();
+        Self(MemoryLocks::with_clock(hand.clock()), hand)
+    }
+
+    fn locks(&self) -> MemoryLocks {
+        self.0.clone()
+    }
+
+    fn leases_numbered_by(&self, fence: impl Renumber) -> Leases {
+        Leases::new(self.locks(), fence).with_clock(self.1.clock())
+    }
+
+    async fn pass(&self, time: Duration) {
+        self.1.advance(time);
+        tokio::task::yield_now().await;
+    }
+}
+
+pub(super) struct Redis(RedisLocks, Arc<TestRedis>);
+
+impl Networked for Redis {
+    async fn far(&self) -> (Self, Proxy) {
+        let proxy = Proxy::to(self.1.address()).await;
+        (Self(self.1.locks_at(proxy.address()).await, self.1.clone()), proxy)
+    }
+}
+
+impl Bench for Redis {
+    type Locks = RedisLocks;
+
+    async fn start() -> Self {
+        let redis = redis().await;
+        Self(redis.locks().await, Arc::new(redis))
+    }
+
+    fn locks(&self) -> RedisLocks {
+        self.0.clone()
+    }
+}
+
+pub(super) struct Postgres(PgLocks, Arc<TestDatabase>);
+
+impl Networked for Postgres {
+    async fn far(&self) -> (Self, Proxy) {
+        let proxy = Proxy::to(self.1.address()).await;
+        (Self(PgLocks::connect(&self.1.url_at(proxy.address())).await.unwrap(), self.1.clone()), proxy)
+    }
+}
+
+impl Bench for Postgres {
+    type Locks = PgLocks;
+
+    async fn start() -> Self {
+        let database = postgres().await;
+        Fence::new(database.pool().await).migrate().await.unwrap();
+        Self(PgLocks::connect(&database.url).await.unwrap(), Arc::new(database))
+    }
+
+    fn locks(&self) -> PgLocks {
+        self.0.clone()
+    }
+}
+
+pub(super) struct Sqlite(
+    SqliteLocks,
+    #[expect(dead_code, reason = "removed when it is dropped")] tempfile::TempDir,
+);
+
+impl Bench for Sqlite {
+    type Locks = SqliteLocks;
+
+    async fn start() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        Self(SqliteLocks::beside(directory.path().join("bank.db")).await.unwrap(), directory)
+    }
+
+    fn locks(&self) -> SqliteLocks {
+        self.0.clone()
+    }
+}
