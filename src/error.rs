@@ -46,6 +46,14 @@ pub enum Invalid {
     },
 }
 
+impl Invalid {
+    /// What to do about it: always [`Group::Misuse`].
+    #[must_use]
+    pub fn group(&self) -> Group {
+        Group::Misuse
+    }
+}
+
 /// A value that is what it is to be already cannot be invalid.
 impl From<std::convert::Infallible> for Invalid {
     fn from(never: std::convert::Infallible) -> Self {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
 use crate::clock::{Clock, Moment};
 use crate::error::Invalid;
@@ -95,23 +95,13 @@ impl Grant {
 /// Marks the form, so that a later one can be told apart.
 const FORM: &str = "fencerow1";
 
-/// Everything that a shell, a header or a separator could trip over is encoded.
-const UNSAFE: &AsciiSet = &CONTROLS
-    .add(b' ')
-    .add(b'"')
-    .add(b'\'')
-    .add(b'\\')
-    .add(b'%')
-    .add(b'$')
-    .add(b'`')
-    .add(b',')
-    .add(b';')
-    .add(b'&');
+/// What needs no quotes in a shell, a header or a URL is kept; everything else is encoded.
+const UNSAFE: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'/').remove(b':');
 
 impl fmt::Display for Grant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let resource = utf8_percent_encode(self.resource.as_str(), UNSAFE);
-        let millis = self.remaining().as_millis();
+        let millis = u64::try_from(self.remaining().as_millis()).unwrap_or(u64::MAX);
         write!(f, "{FORM}:{}:{}:{millis}:{resource}", self.token, self.owner)
     }
 }
@@ -128,7 +118,8 @@ impl FromStr for Grant {
         }
         let token = next()?.parse()?;
         let owner = next()?.parse()?;
-        let millis = next()?.parse().map_err(|_| malformed())?;
+        let millis = Some(next()?).filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+        let millis = millis.and_then(|text| text.parse().ok()).ok_or_else(malformed)?;
         let resource = percent_decode_str(next()?).decode_utf8().map_err(|_| malformed())?;
         Ok(Self::new(Resource::new(resource)?, token, owner, Duration::from_millis(millis)))
     }
@@ -157,6 +148,23 @@ mod tests {
     }
 
     #[test]
+    fn a_shell_passes_a_grant_on_without_quotes() {
+        let name: String = (1..=127_u8).map(char::from).filter(|c| *c != '\0').collect();
+        let printed = grant(&name).to_string();
+        let echoed =
+            std::process::Command::new("sh").args(["-c", &format!("printf %s {printed}")]).output().unwrap();
+        assert_eq!(String::from_utf8(echoed.stdout).unwrap(), printed);
+        assert_eq!(printed.parse::<Grant>().unwrap().resource().as_str(), name);
+    }
+
+    #[test]
+    fn a_grant_without_end_parses_back() {
+        let endless =
+            Grant::new(Resource::new("a").unwrap(), FencingToken::FIRST, OwnerId::random(), Duration::MAX);
+        assert!(endless.to_string().parse::<Grant>().is_ok());
+    }
+
+    #[test]
     fn a_mangled_grant_is_refused() {
         let good = grant("a").to_string();
         let owner = OwnerId::random();
@@ -165,6 +173,7 @@ mod tests {
             good.replace("fencerow1", "fencerow2"),
             format!("fencerow1:0:{owner}:1000:a"),
             format!("fencerow1:1:{owner}:-1:a"),
+            format!("fencerow1:1:{owner}:+1000:a"),
             format!("fencerow1:1:{owner}:99999999999999999999:a"),
             format!("fencerow1:1:{owner}:1000:"),
             format!("fencerow1:1:{owner}:1000:%FF"),

@@ -17,6 +17,6 @@ pub use credential::Credential;
 pub use error::{Group, Invalid};
 pub use grant::Grant;
 pub use owner::OwnerId;
-pub use renumber::{CounterOnly, Renumber};
+pub use renumber::{CounterOnly, Renumber, RenumberError};
 pub use resource::Resource;
 pub use token::FencingToken;

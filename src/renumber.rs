@@ -4,6 +4,7 @@ use std::error::Error;
 
 use futures_util::future::BoxFuture;
 
+use crate::error::Group;
 use crate::owner::OwnerId;
 use crate::resource::Resource;
 use crate::token::FencingToken;
@@ -22,19 +23,44 @@ pub trait Renumber: Send + Sync + 'static {
     ///
     /// `counter` is what the lock service's counter holds, if anything: the token is above that, too.
     ///
+    /// Only the holder of the lock may ask, while it holds it: a holder of an earlier number is fenced
+    /// out, and its open transaction is waited for and then ended, as by a newer holder.
+    ///
     /// # Errors
     ///
-    /// Whatever kept the database from doing it. Nobody is harmed: the lock is given back.
+    /// Whatever kept the database from doing it; the lock is then given back.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future may or may not renumber; either way nothing but a number is used up.
+    /// Dropping the future may or may not renumber. If it did, the number is used up, and whoever
+    /// had one before is fenced out.
     fn renumber<'a>(
         &'a self,
         resource: &'a Resource,
         owner: OwnerId,
         counter: Option<FencingToken>,
-    ) -> BoxFuture<'a, Result<FencingToken, Box<dyn Error + Send + Sync>>>;
+    ) -> BoxFuture<'a, Result<FencingToken, RenumberError>>;
+}
+
+/// Why no token could be issued, and what to do about it.
+#[derive(Debug, thiserror::Error)]
+#[error("the database could not issue one")]
+pub struct RenumberError {
+    group: Group,
+    source: Box<dyn Error + Send + Sync>,
+}
+
+impl RenumberError {
+    /// Describes a failure; for implementations of [`Renumber`].
+    pub fn new(group: Group, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self { group, source: source.into() }
+    }
+
+    /// What to do about it.
+    #[must_use]
+    pub fn group(&self) -> Group {
+        self.group
+    }
 }
 
 /// Numbers from the lock service's own counter alone, where no database remembers.
@@ -51,11 +77,12 @@ impl Renumber for CounterOnly {
         _: &'a Resource,
         _: OwnerId,
         counter: Option<FencingToken>,
-    ) -> BoxFuture<'a, Result<FencingToken, Box<dyn Error + Send + Sync>>> {
+    ) -> BoxFuture<'a, Result<FencingToken, RenumberError>> {
         let first = match counter {
             None => Some(FencingToken::FIRST),
             Some(counter) => counter.first_of_next_epoch(),
         };
-        Box::pin(async move { first.ok_or_else(|| "the last epoch is used up".into()) })
+        let exhausted = || RenumberError::new(Group::Misuse, "the last epoch is used up");
+        Box::pin(async move { first.ok_or_else(exhausted) })
     }
 }

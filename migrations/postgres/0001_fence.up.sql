@@ -11,6 +11,7 @@
 --   ZF003  not admitted: this transaction was not, or is not the one that was
 --   ZF004  invalid argument
 --   ZF005  no epoch is left
+--   ZF006  an idempotency key was claimed, and no response was recorded for it; DETAIL is the key
 
 -- Few rows, all of them hot: room on each page for heap-only updates, and a vacuum that comes
 -- soon. Nothing but the name is indexed, for the same reason.

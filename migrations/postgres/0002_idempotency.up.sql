@@ -76,3 +76,33 @@ begin
     return found;
 end
 $$;
+
+-- A key that was claimed and never given a response could neither run again nor be replayed. So
+-- its transaction is refused at the commit, whoever commits it. Raises ZF006; DETAIL is the key.
+create function fencerow.require_response()
+returns trigger
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if exists (
+        select from fencerow.idempotency i
+         where i.scope = new.scope
+           and i.key = new.key
+           and i.response is null
+    ) then
+        raise exception using
+            errcode = 'ZF006',
+            message = format('idempotency key %L was claimed, and no response was recorded for it', new.key),
+            detail = new.key;
+    end if;
+    return null;
+end
+$$;
+
+create constraint trigger idempotency_response
+    after insert on fencerow.idempotency
+    deferrable initially deferred
+    for each row when (new.response is null)
+    execute function fencerow.require_response();

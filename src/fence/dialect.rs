@@ -14,6 +14,9 @@ use crate::owner::OwnerId;
 use crate::resource::Resource;
 use crate::token::FencingToken;
 
+/// Why a transaction is not admitted whose grant the fence has yet to be raised to.
+pub(super) const NOT_RAISED: &str = "the fence was not raised to the grant before";
+
 /// A database that can keep a fence: Postgres, and SQLite. It cannot be implemented elsewhere.
 pub trait FenceDatabase: Dialect {}
 

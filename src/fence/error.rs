@@ -1,10 +1,10 @@
 //! What a fence answers when it does not admit, write or commit.
 
-use std::error::Error as StdError;
-
+use sqlx::migrate::MigrateError;
 use thiserror::Error;
 
 use crate::error::{Group, Invalid};
+use crate::renumber::RenumberError;
 use crate::resource::Resource;
 use crate::token::FencingToken;
 
@@ -93,7 +93,7 @@ pub enum FenceError {
     CommitUnknown(#[source] sqlx::Error),
     /// The migrations could not be run.
     #[error("the fence's tables could not be set up")]
-    Migration(#[source] sqlx::migrate::MigrateError),
+    Migration(#[source] MigrateError),
     /// The fence's tables or functions are not there, or not for this role.
     #[error("the fence is not set up in this database; `Fence::migrate` does it")]
     NotMigrated(#[source] sqlx::Error),
@@ -122,9 +122,12 @@ impl FenceError {
             | Self::Payload(_)
             | Self::Unfenced { .. }
             | Self::Aborted
-            | Self::Migration(_)
             | Self::NotMigrated(_) => Group::Misuse,
             Self::Database(error) => group(error),
+            Self::Migration(MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _)) => {
+                group(error)
+            }
+            Self::Migration(_) => Group::Misuse,
         }
     }
 
@@ -167,10 +170,10 @@ fn group_of_code(code: &str) -> Group {
     }
 }
 
-/// Boxes an error for [`Renumber`](crate::Renumber), whose callers do not know about fences.
-impl FenceError {
-    pub(crate) fn boxed(self) -> Box<dyn StdError + Send + Sync> {
-        Box::new(self)
+/// A lock service is told what to do about it, and nothing of fences.
+impl From<FenceError> for RenumberError {
+    fn from(error: FenceError) -> Self {
+        Self::new(error.group(), error)
     }
 }
 

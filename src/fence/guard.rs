@@ -12,7 +12,7 @@ use sqlx_core::transaction::TransactionManager;
 
 use super::checkout::Checkout;
 use super::connection::Admitted;
-use super::dialect::{FenceDatabase, Isolation, Opening, Patience};
+use super::dialect::{FenceDatabase, Isolation, NOT_RAISED, Opening, Patience};
 use super::error::FenceError;
 use super::limits::{Limits, millis};
 use super::transaction::FencedTransaction;
@@ -20,7 +20,7 @@ use crate::credential::Credential;
 use crate::error::Invalid;
 use crate::grant::Grant;
 use crate::owner::OwnerId;
-use crate::renumber::Renumber;
+use crate::renumber::{Renumber, RenumberError};
 use crate::resource::Resource;
 use crate::token::FencingToken;
 
@@ -150,8 +150,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// fence is raised on another connection, which could not write beside it.
     ///
     /// The caller commits. What [`FencedTransaction::commit`] sees to is then the caller's business:
-    /// sqlx's commit says `Ok` also where the transaction had failed, and where a claimed key has
-    /// no response. No limits are set.
+    /// sqlx's commit says `Ok` also where the transaction had failed. On SQLite it even stores a
+    /// claimed key without a response; Postgres refuses that. No limits are set.
     ///
     /// # Errors
     ///
@@ -185,7 +185,7 @@ impl<DB: FenceDatabase> Fence<DB> {
             }
             Err(error) => {
                 self.forget(&grant);
-                Err(told(credential, error).await)
+                Err(told(credential, overtaken(error, &grant)).await)
             }
         }
     }
@@ -255,6 +255,17 @@ impl<DB: FenceDatabase> Fence<DB> {
     }
 }
 
+/// The fence has just been raised: a transaction that does not see it has an older snapshot.
+fn overtaken(error: FenceError, grant: &Grant) -> FenceError {
+    match error {
+        FenceError::Unfenced { reason } if reason == NOT_RAISED => {
+            let source = sqlx::Error::Protocol("its snapshot was taken before the fence was raised".into());
+            FenceError::Retry { resource: grant.resource().clone(), source }
+        }
+        error => error,
+    }
+}
+
 /// Tells the lease of a refusal, and learns whether its counter went back.
 async fn told(credential: &dyn Credential, error: FenceError) -> FenceError {
     let FenceError::Stale { resource, offered, seen } = error else { return error };
@@ -272,11 +283,11 @@ impl<DB: FenceDatabase> Renumber for Fence<DB> {
         resource: &'a Resource,
         owner: OwnerId,
         counter: Option<FencingToken>,
-    ) -> BoxFuture<'a, Result<FencingToken, Box<dyn std::error::Error + Send + Sync>>> {
+    ) -> BoxFuture<'a, Result<FencingToken, RenumberError>> {
         Box::pin(async move {
-            let mut conn = Checkout::from(&self.pool).await.map_err(FenceError::boxed)?;
+            let mut conn = Checkout::from(&self.pool).await?;
             let outcome = DB::renumber(&mut conn, resource, owner, counter, self.patience).await;
-            conn.settle(outcome).await.map_err(FenceError::boxed)
+            Ok(conn.settle(outcome).await?)
         })
     }
 }

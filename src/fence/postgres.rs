@@ -6,7 +6,9 @@ use sqlx::postgres::{PgArguments, PgConnection, PgDatabaseError, PgSeverity};
 use sqlx::{AssertSqlSafe, Executor, Postgres, Row, SqlSafeStr};
 use sqlx_core::transaction::TransactionManager;
 
-use super::dialect::{ClaimRow, Dialect, FenceDatabase, Isolation, Opening, Patience, Seen, SeenRow};
+use super::dialect::{
+    ClaimRow, Dialect, FenceDatabase, Isolation, NOT_RAISED, Opening, Patience, Seen, SeenRow,
+};
 use super::error::FenceError;
 use super::limits::millis;
 use super::migrate::{self, Step, step};
@@ -198,7 +200,11 @@ fn explain(error: sqlx::Error, resource: &Resource, offered: FencingToken) -> Fe
                 None => FenceError::Database(error),
             }
         }
-        (_, Some("ZF002")) => FenceError::Unfenced { reason: "the fence was not raised to the grant before" },
+        (_, Some("ZF002")) => FenceError::Unfenced { reason: NOT_RAISED },
+        (sqlx::Error::Database(refusal), Some("ZF006")) => {
+            let key = refusal.try_downcast_ref::<PgDatabaseError>().and_then(PgDatabaseError::detail);
+            FenceError::Unrecorded { key: key.unwrap_or_default().to_owned() }
+        }
         (_, Some("ZF003")) => FenceError::Unfenced { reason: "it was never admitted" },
         // No schema, function, table; or no right to the schema.
         (sqlx::Error::Database(refusal), Some("3F000" | "42883" | "42P01" | "42501"))

@@ -9,7 +9,7 @@ use sqlx::{AssertSqlSafe, Executor, Row, SqlStr, Sqlite};
 use sqlx_core::transaction::TransactionManager;
 use uuid::Uuid;
 
-use super::dialect::{ClaimRow, Dialect, FenceDatabase, Opening, Patience, Seen, SeenRow};
+use super::dialect::{ClaimRow, Dialect, FenceDatabase, NOT_RAISED, Opening, Patience, Seen, SeenRow};
 use super::error::FenceError;
 use super::migrate::{self, Step, step};
 use super::repository::{Statement, Verb};
@@ -244,7 +244,7 @@ async fn check(conn: &mut SqliteConnection, grant: &Grant) -> Result<(), FenceEr
     if stands_at(conn, grant).await? {
         return Ok(());
     }
-    Err(FenceError::Unfenced { reason: "the fence was not raised to the grant before" })
+    Err(FenceError::Unfenced { reason: NOT_RAISED })
 }
 
 async fn lift(

@@ -6,6 +6,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 use crate::error::{Group, Invalid};
+use crate::renumber::RenumberError;
 use crate::resource::Resource;
 
 /// Why there is no lease, or none any more.
@@ -59,8 +60,7 @@ pub enum LeaseError {
         /// What was asked for.
         resource: Resource,
         /// Why not.
-        #[source]
-        source: Box<dyn StdError + Send + Sync>,
+        source: RenumberError,
     },
 }
 
@@ -88,7 +88,8 @@ impl LeaseError {
             Self::Held { .. } | Self::Timeout { .. } => Group::Contended,
             Self::Lost { reason: Lost::Regressed, .. } => Group::CounterRegressed,
             Self::Lost { .. } => Group::Superseded,
-            Self::Unavailable(_) | Self::Renumber { .. } => Group::Unavailable,
+            Self::Unavailable(_) => Group::Unavailable,
+            Self::Renumber { source, .. } => source.group(),
         }
     }
 

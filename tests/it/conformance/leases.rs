@@ -7,7 +7,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use fencerow::lease::{Attempt, LeaseError, LockService as _, Lost, Standing};
-use fencerow::{Credential as _, FencingToken, Group, Invalid, OwnerId, Renumber, Resource};
+use fencerow::{Credential as _, FencingToken, Group, Invalid, OwnerId, Renumber, RenumberError, Resource};
 use futures_util::future::BoxFuture;
 
 use super::services::Bench;
@@ -52,7 +52,7 @@ impl<B: Bench> Renumber for SlowFence<B> {
         _: &'a Resource,
         _: OwnerId,
         _: Option<FencingToken>,
-    ) -> BoxFuture<'a, Result<FencingToken, Box<dyn std::error::Error + Send + Sync>>> {
+    ) -> BoxFuture<'a, Result<FencingToken, RenumberError>> {
         Box::pin(async {
             self.0.pass(self.1).await;
             Ok(FencingToken::FIRST)

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fencerow::fence::{Fence, FenceError};
 use fencerow::lease::{Lease, LeaseError, Leases, Lost};
-use fencerow::{FencingToken, Group, OwnerId, Renumber, Resource};
+use fencerow::{FencingToken, Group, OwnerId, Renumber, RenumberError, Resource};
 use futures_util::future::BoxFuture;
 use sqlx::Postgres;
 use tokio::sync::Notify;
@@ -201,7 +201,7 @@ impl Renumber for Slow {
         resource: &'a Resource,
         owner: OwnerId,
         counter: Option<FencingToken>,
-    ) -> BoxFuture<'a, Result<FencingToken, Box<dyn std::error::Error + Send + Sync>>> {
+    ) -> BoxFuture<'a, Result<FencingToken, RenumberError>> {
         Box::pin(async move {
             self.numbering.notify_one();
             self.go_on.notified().await;
