@@ -16,7 +16,7 @@ create table fencerow.lease (
     expires_at    timestamptz,
     host          text,
     process       bigint,
-    note          text,
+    label          text,
     constraint lease_pkey primary key (resource),
     constraint lease_resource_length check (octet_length(resource) between 1 and 512),
     constraint lease_counter_positive check (counter > 0),
@@ -59,7 +59,7 @@ create function fencerow.acquire_lease(
     ttl_ms bigint,
     host text,
     process bigint,
-    note text,
+    label text,
     out outcome text,
     out token bigint,
     out remaining_ms bigint
@@ -126,7 +126,7 @@ begin
                expires_at = now_ + ttl,
                host = $4,
                process = $5,
-               note = $6
+               label = $6
          where l.resource = $1;
     end if;
     outcome := case when seen.token is null then 'unnumbered' else 'granted' end;
@@ -199,7 +199,7 @@ begin
            expires_at = null,
            host = null,
            process = null,
-           note = null
+           label = null
      where l.resource = $1
        and l.owner = $2
        and l.expires_at > clock_timestamp();
@@ -227,7 +227,7 @@ $$;
 
 -- Who holds a resource: one row, or none if it is free.
 create function fencerow.lease_holder(resource text)
-returns table (owner uuid, token bigint, since_ms bigint, remaining_ms bigint, host text, process bigint, note text)
+returns table (owner uuid, token bigint, since_ms bigint, remaining_ms bigint, host text, process bigint, label text)
 language sql
 security definer
 set search_path = pg_catalog, pg_temp
@@ -238,7 +238,7 @@ as $$
            ceil(extract(epoch from l.expires_at - clock_timestamp()) * 1000)::bigint,
            l.host,
            l.process,
-           l.note
+           l.label
       from fencerow.lease l
      where l.resource = $1
        and l.expires_at > clock_timestamp()

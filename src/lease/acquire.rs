@@ -10,9 +10,9 @@ use futures_util::future::BoxFuture;
 use super::acquisition::Acquisition;
 use super::error::LeaseError;
 use super::guard::Lease;
-use super::service::{Holder, Label, LockService, Request};
+use super::service::{Holder, LockService, Origin, Request};
 use crate::clock::Clock;
-use crate::error::Invalid;
+use crate::error::{Group, Invalid};
 use crate::owner::OwnerId;
 use crate::renumber::{CounterOnly, Renumber};
 use crate::resource::Resource;
@@ -73,12 +73,17 @@ impl Leases {
     /// Acquires the resource for `ttl`, and keeps it until the lease is released, dropped or lost.
     ///
     /// As it stands it tries once, and says [`LeaseError::Held`] if another holds it;
-    /// [`Acquire::wait`] waits. Awaiting the result sends the request.
+    /// [`Acquire::wait`] waits. Awaiting the result sends the request. A try takes no longer than
+    /// two answers of the service may, and twice the time to live.
     ///
     /// # Errors
     ///
-    /// [`LeaseError::Invalid`] for a name or a duration that no service takes, before anything is
-    /// sent; otherwise see [`LeaseError`].
+    /// - [`LeaseError::Invalid`]: a name, a duration or a label that no service takes; nothing was sent.
+    /// - [`LeaseError::Held`], [`LeaseError::Timeout`]: another holds it.
+    /// - [`LeaseError::Unavailable`]: the service could not be asked.
+    /// - [`LeaseError::Refused`]: the service cannot serve this resource.
+    /// - [`LeaseError::Renumber`]: the counter may have forgotten, and the database could not number.
+    /// - [`LeaseError::Lost`]: the grant ran out before it could be handed out.
     ///
     /// # Cancel safety
     ///
@@ -95,7 +100,7 @@ impl Leases {
             ttl,
             wait: Duration::ZERO,
             keep_alive: true,
-            note: String::new(),
+            label: String::new(),
         }
     }
 
@@ -155,14 +160,16 @@ pub struct Acquire<'a> {
     ttl: Duration,
     wait: Duration,
     keep_alive: bool,
-    note: String,
+    label: String,
 }
 
 impl Acquire<'_> {
     /// Waits up to `limit` for another holder to leave, polling with a jittered, growing pause.
     ///
     /// It has nothing to do with the time to live. `Duration::ZERO`, the default, tries exactly
-    /// once; `Duration::MAX` waits without limit.
+    /// once; `Duration::MAX` waits without limit. When the limit is reached, the error is what kept
+    /// the last attempt: [`LeaseError::Timeout`] where another held it. A service that cannot be
+    /// asked for now, and a grant that came too late, are tried again until then.
     pub fn wait(mut self, limit: Duration) -> Self {
         self.wait = limit;
         self
@@ -176,47 +183,70 @@ impl Acquire<'_> {
 
     /// Tells operators what the lease is for, in up to 1024 bytes; they read it with
     /// [`Leases::holder`].
-    pub fn label(mut self, note: impl Into<String>) -> Self {
-        self.note = note.into();
+    pub fn label(mut self, label: impl Into<String>) -> Self {
+        self.label = label.into();
         self
     }
 
     async fn run(self) -> Result<Lease, LeaseError> {
-        let leases = self.leases;
-        if self.note.len() > LONGEST_LABEL {
+        let clock = &self.leases.clock;
+        if self.label.len() > LONGEST_LABEL {
             return Err(Invalid::Option { what: "label", reason: "it is longer than 1024 bytes" }.into());
         }
-        let request = Request {
-            resource: self.resource?,
-            owner: OwnerId::random(),
-            ttl: self.ttl.try_into()?,
-            label: Label::here(self.note),
+        let (resource, ttl) = (self.resource?, self.ttl.try_into()?);
+        let origin = Origin::here(self.label);
+        // An owner is used up by a grant that came to nothing: its lock is freed in the background.
+        let acquisition = || {
+            let owner = OwnerId::random();
+            let request = Request { resource: resource.clone(), owner, ttl, origin: origin.clone() };
+            Acquisition::new(self.leases, request)
         };
-        let resource = request.resource.clone();
-        let mut acquisition = Acquisition::new(leases, request);
-        let began = leases.clock.now();
+        let mut current = acquisition();
+        let began = clock.now();
         let end = began.plus(self.wait);
         let mut pause = FIRST_PAUSE;
+        let mut last = None;
         loop {
-            let outcome = acquisition.attempt(self.keep_alive).await;
-            let held_for = match outcome {
+            let outcome = if self.wait.is_zero() {
+                current.attempt(self.keep_alive).await
+            } else {
+                tokio::select! {
+                    biased;
+                    outcome = current.attempt(self.keep_alive) => outcome,
+                    () = clock.sleep_until(end) => {
+                        return Err(last.unwrap_or_else(|| LeaseError::Unavailable("it did not answer in time".into())));
+                    }
+                }
+            };
+            let mut held_for = None;
+            let error = match outcome {
                 Ok(Ok(lease)) => return Ok(lease),
-                Ok(Err(remaining)) => remaining,
+                Ok(Err(remaining)) => {
+                    held_for = remaining;
+                    if self.wait.is_zero() {
+                        LeaseError::Held { resource: resource.clone(), remaining }
+                    } else {
+                        let waited = clock.now().since(began);
+                        LeaseError::Timeout { resource: resource.clone(), waited }
+                    }
+                }
                 // While there is time left, a service that cannot be asked is asked again.
-                Err(LeaseError::Unavailable(_)) => None,
+                Err(error @ LeaseError::Unavailable(_)) => error,
+                // The grant came too late, or could not be numbered for now.
+                Err(error) if may_pass(&error) => {
+                    current = acquisition();
+                    error
+                }
                 Err(error) => return Err(error),
             };
-            let now = leases.clock.now();
+            let now = clock.now();
             if now >= end {
-                return Err(match outcome {
-                    Err(error) => error,
-                    Ok(_) if self.wait.is_zero() => LeaseError::Held { resource, remaining: held_for },
-                    Ok(_) => LeaseError::Timeout { resource, waited: now.since(began) },
-                });
+                return Err(error);
             }
+            last = Some(error);
             // Never asleep past the holder's end; jittered, so that waiters do not come in step.
             let next = jittered(pause).min(held_for.unwrap_or(Duration::MAX)).max(Duration::from_millis(1));
-            leases.clock.sleep_until(now.plus(next).min(end)).await;
+            clock.sleep_until(now.plus(next).min(end)).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
@@ -228,6 +258,17 @@ impl<'a> IntoFuture for Acquire<'a> {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(self.run())
+    }
+}
+
+/// Whether an acquisition by a new owner may fare better.
+fn may_pass(error: &LeaseError) -> bool {
+    match error {
+        LeaseError::Lost { .. } => true,
+        LeaseError::Renumber { source, .. } => {
+            matches!(source.group(), Group::Contended | Group::Unavailable)
+        }
+        _ => false,
     }
 }
 

@@ -30,8 +30,8 @@ pub(super) struct Acquisition {
     renumber: Arc<dyn Renumber>,
     clock: Clock,
     request: Arc<Request>,
-    /// The request that is under way. It is kept to be seen to its end: a release that overtakes
-    /// it, on another connection, would find nothing to free.
+    /// The latest request, while it is under way. It is kept to be seen to its end: a release that
+    /// overtakes it, on another connection, would find nothing to free.
     asking: Option<BoxFuture<'static, Result<Attempt, LeaseError>>>,
     /// From the first request until an answer says otherwise.
     may_hold: bool,
@@ -66,9 +66,12 @@ impl Acquisition {
         let token = match answer? {
             Attempt::Held { remaining } => return Ok(Err(remaining)),
             Attempt::Granted(token) => token,
+            // The deadline is looked at first: a process that was paused here must not number, since
+            // that would fence out whoever holds the lock by now.
             Attempt::Unnumbered { counter } => tokio::select! {
-                token = number(&self.request, counter, &*self.renumber, &*self.service) => token?,
+                biased;
                 () = self.clock.sleep_until(deadline) => return Err(lost(&self.request, Lost::Expired)),
+                token = number(&self.request, counter, &*self.renumber, &*self.service) => token?,
             },
         };
         if self.clock.now() >= deadline {
@@ -142,8 +145,8 @@ async fn number(
         seeded = service.seed(resource, *owner, token).await;
     }
     match seeded? {
-        Standing::Held => Ok(token),
-        Standing::NotHeld => Err(lost(request, Lost::Taken)),
+        Standing::Ours => Ok(token),
+        Standing::NotOurs => Err(lost(request, Lost::Taken)),
     }
 }
 

@@ -19,6 +19,9 @@ use crate::owner::OwnerId;
 use crate::resource::Resource;
 use crate::token::FencingToken;
 
+/// How long a caller is kept waiting for the lock service's answer.
+const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+
 /// A time-bounded exclusive hold on a resource; obtained from [`Leases`](super::Leases).
 ///
 /// A task of its own renews it at a third of its time to live, for as long as this value lives
@@ -82,6 +85,10 @@ impl Lease {
 
     /// Waits until the lease is lost, and says how. It does not borrow the lease.
     ///
+    /// Select it against the work: after an orderly release it never resolves. It resolves by the
+    /// deadline, and as soon as the lock service says so; after the machine was suspended, up to a
+    /// second later, and not while blocking code keeps the runtime from running.
+    ///
     /// # Cancel safety
     ///
     /// Dropping the future has no effect.
@@ -107,7 +114,8 @@ impl Lease {
     ///
     /// [`LeaseError::Lost`] if it was not ours any more; another holder's lock is never touched.
     /// What was committed under the lease stays committed. [`LeaseError::Unavailable`] if the
-    /// service could not be asked until the deadline.
+    /// service does not answer within five seconds; it goes on being asked in the background, until
+    /// the lease runs out.
     ///
     /// # Cancel safety
     ///
@@ -119,7 +127,10 @@ impl Lease {
         if !asked {
             return Err(gone());
         }
-        answer.await.unwrap_or_else(|_| Err(gone()))
+        match tokio::time::timeout(ANSWER_LIMIT, answer).await {
+            Ok(answer) => answer.unwrap_or_else(|_| Err(gone())),
+            Err(elapsed) => Err(LeaseError::Unavailable(elapsed.into())),
+        }
     }
 }
 
@@ -132,7 +143,7 @@ impl Credential for Lease {
     /// owner: a fence that knows better than a valid lease means that the counter went back.
     fn refused(&self, seen: FencingToken) -> BoxFuture<'_, bool> {
         Box::pin(async move {
-            let Ok(Standing::Held) = self.term.service.disown(&self.term.resource, self.term.owner).await
+            let Ok(Standing::Ours) = self.term.service.disown(&self.term.resource, self.term.owner).await
             else {
                 return false;
             };

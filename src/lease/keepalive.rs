@@ -148,7 +148,7 @@ async fn watch(term: &Term, ttl: Ttl, keep_alive: bool) -> Lost {
             () = term.clock.sleep_until(sent.plus(interval.max(RETRY_PAUSE)).min(deadline)) => continue,
         };
         match answer {
-            Ok(Standing::Held) => {
+            Ok(Standing::Ours) => {
                 // By the clock the term may have ended while the answer was under way, and others
                 // may have been told so: it stays over.
                 if term.clock.now() >= deadline {
@@ -157,7 +157,7 @@ async fn watch(term: &Term, ttl: Ttl, keep_alive: bool) -> Lost {
                 term.extend(sent.plus(ttl.get().saturating_sub(ttl.drift())));
                 renew_at = sent.plus(interval);
             }
-            Ok(Standing::NotHeld) => return Lost::Taken,
+            Ok(Standing::NotOurs) => return Lost::Taken,
             Err(error) => {
                 tracing::debug!(resource = %term.resource, %error, "lease renewal failed, trying again");
                 renew_at = term.clock.now().plus((interval / 4).max(RETRY_PAUSE)).min(deadline);
@@ -217,9 +217,9 @@ pub(super) async fn release_until(
             () = clock.sleep_until(end) => return Err(LeaseError::Unavailable("it did not answer".into())),
         };
         match released {
-            Ok(Standing::Held) => return Ok(Freed::Now),
-            Ok(Standing::NotHeld) if doubtful => return Ok(Freed::Perhaps),
-            Ok(Standing::NotHeld) => return Ok(Freed::NotHeld),
+            Ok(Standing::Ours) => return Ok(Freed::Now),
+            Ok(Standing::NotOurs) if doubtful => return Ok(Freed::Perhaps),
+            Ok(Standing::NotOurs) => return Ok(Freed::NotHeld),
             Err(LeaseError::Unavailable(error)) if clock.now() < end => {
                 tracing::debug!(%resource, %error, "lease release failed, trying again");
                 doubtful = true;

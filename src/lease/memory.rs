@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use futures_util::future::BoxFuture;
 
 use super::error::LeaseError;
-use super::service::{Attempt, Holder, Label, LockService, Request, Standing};
+use super::service::{Attempt, Holder, LockService, Origin, Request, Standing};
 use super::ttl::Ttl;
 use crate::clock::{Clock, Moment};
 use crate::owner::OwnerId;
@@ -56,7 +56,7 @@ struct Lock {
     token: Option<FencingToken>,
     ends: Moment,
     since: SystemTime,
-    label: Label,
+    origin: Origin,
 }
 
 impl Slot {
@@ -87,9 +87,9 @@ impl MemoryLocks {
         let now = self.clock.now();
         let mut slots = self.slots();
         let held = slots.get_mut(resource).filter(|slot| slot.is_held_by(owner, now));
-        held.map_or(Standing::NotHeld, |slot| {
+        held.map_or(Standing::NotOurs, |slot| {
             step(slot, now);
-            Standing::Held
+            Standing::Ours
         })
     }
 
@@ -123,7 +123,7 @@ impl MemoryLocks {
             token,
             ends,
             since: SystemTime::now(),
-            label: request.label.clone(),
+            origin: request.origin.clone(),
         });
         Ok(token.map_or(Attempt::Unnumbered { counter }, Attempt::Granted))
     }
@@ -194,7 +194,7 @@ impl LockService for MemoryLocks {
             let lock = slots.get(resource).and_then(|slot| slot.lock.as_ref()).filter(|lock| now < lock.ends);
             Ok(lock.map(|lock| {
                 let remaining = Some(lock.ends.since(now));
-                Holder::new(lock.owner, lock.token, lock.since, remaining, lock.label.clone())
+                Holder::new(lock.owner, lock.token, lock.since, remaining, lock.origin.clone())
             }))
         })
     }

@@ -25,7 +25,8 @@
 //! - **The clock may only make us stop sooner.** The deadline is counted from *before* the request
 //!   was sent, less a drift allowance, on a [clock](crate::clock) that counts suspended time.
 //! - **Loss is announced** by [`Lease::lost`] and [`Lease::cancellation`], no later than the
-//!   deadline, also when the service hangs. "Not yours" ends a term at once; "could not ask" is
+//!   deadline, also when the service hangs. (The runtime has to run: after a suspended machine woke
+//!   up it takes up to a second, and blocking code on the runtime's only thread delays it.) "Not yours" ends a term at once; "could not ask" is
 //!   tried again until the deadline.
 //! - **Nothing is left behind.** A dropped acquisition, a dropped lease and a dropped release all
 //!   free the lock in the background; where that cannot be, its time to live does.
@@ -73,7 +74,7 @@ pub use guard::Lease;
 pub use memory::MemoryLocks;
 #[cfg(feature = "postgres")]
 pub use postgres::PgLocks;
-pub use service::{Attempt, Holder, Label, LockService, Request, Standing};
+pub use service::{Attempt, Holder, LockService, Origin, Request, Standing};
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteLocks;
 pub use ttl::Ttl;

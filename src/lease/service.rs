@@ -22,8 +22,8 @@ use crate::token::FencingToken;
 ///   time to live begins again; a lost answer costs nothing but the repetition.
 /// - [`renew`](LockService::renew), [`seed`](LockService::seed) and
 ///   [`disown`](LockService::disown) never make a lock that is not there.
-/// - [`release`](LockService::release) repeated is harmless and says [`Standing::NotHeld`].
-/// - "It is not yours" and "could not ask" are different answers: [`Standing::NotHeld`] and
+/// - [`release`](LockService::release) repeated is harmless and says [`Standing::NotOurs`].
+/// - "It is not yours" and "could not ask" are different answers: [`Standing::NotOurs`] and
 ///   [`LeaseError::Unavailable`].
 ///
 /// # Cancel safety
@@ -81,14 +81,14 @@ pub struct Request {
     /// For how long at first.
     pub ttl: Ttl,
     /// Who asks, for operators.
-    pub label: Label,
+    pub origin: Origin,
 }
 
 impl Request {
     /// Describes an acquisition; for those who ask a service themselves.
     #[must_use]
-    pub fn new(resource: Resource, owner: OwnerId, ttl: Ttl, label: Label) -> Self {
-        Self { resource, owner, ttl, label }
+    pub fn new(resource: Resource, owner: OwnerId, ttl: Ttl, origin: Origin) -> Self {
+        Self { resource, owner, ttl, origin }
     }
 }
 
@@ -114,9 +114,9 @@ pub enum Attempt {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
     /// It is (for a release: it was), and the step was done.
-    Held,
+    Ours,
     /// It is another's or nobody's; nothing was changed.
-    NotHeld,
+    NotOurs,
 }
 
 /// Who holds a lock, as an operator reads it.
@@ -132,7 +132,7 @@ pub struct Holder {
     /// How long it still lasts, unless it is renewed.
     pub remaining: Option<Duration>,
     /// Where it runs and what it says of itself.
-    pub label: Label,
+    pub origin: Origin,
 }
 
 impl Holder {
@@ -143,28 +143,28 @@ impl Holder {
         token: Option<FencingToken>,
         since: SystemTime,
         remaining: Option<Duration>,
-        label: Label,
+        origin: Origin,
     ) -> Self {
-        Self { owner, token, since, remaining, label }
+        Self { owner, token, since, remaining, origin }
     }
 }
 
 /// Where a holder runs and what it says of itself. Nothing is decided by it.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Label {
+pub struct Origin {
     /// The host's name.
     pub host: String,
     /// The process id.
     pub process: u32,
     /// Free text from the caller.
-    pub note: String,
+    pub label: String,
 }
 
-impl Label {
+impl Origin {
     /// Names this host and process.
     #[must_use]
-    pub fn here(note: impl Into<String>) -> Self {
+    pub fn here(label: impl Into<String>) -> Self {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        Self { host, process: std::process::id(), note: note.into() }
+        Self { host, process: std::process::id(), label: label.into() }
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fencerow::fence::Fence;
-use fencerow::lease::{Attempt, Label, LeaseError, Leases, LockService as _, PgLocks, Request, Standing};
+use fencerow::lease::{Attempt, LeaseError, Leases, LockService as _, Origin, PgLocks, Request, Standing};
 use fencerow::{FencingToken, Group, Invalid, OwnerId, Resource};
 use sqlx::postgres::{PgConnection, PgPoolOptions};
 use sqlx::{Connection as _, Executor as _};
@@ -20,7 +20,7 @@ async fn database() -> TestDatabase {
 
 fn request(name: &str) -> Request {
     let resource = Resource::new(name).unwrap();
-    Request::new(resource, OwnerId::random(), TTL.try_into().unwrap(), Label::here("test"))
+    Request::new(resource, OwnerId::random(), TTL.try_into().unwrap(), Origin::here("test"))
 }
 
 #[tokio::test]
@@ -32,7 +32,7 @@ async fn a_refused_attempt_writes_nothing_and_locks_nothing() {
     let mut refused = PgConnection::connect(&database.url).await.unwrap();
     refused.execute("begin").await.unwrap();
     let outcome: String = sqlx::query_scalar(
-        "select outcome from fencerow.acquire_lease('a', gen_random_uuid(), 1000, 'host', 1, 'note')",
+        "select outcome from fencerow.acquire_lease('a', gen_random_uuid(), 1000, 'host', 1, 'label')",
     )
     .fetch_one(&mut refused)
     .await
@@ -121,7 +121,7 @@ async fn a_counter_at_its_end_is_refused_and_leaves_no_lock() {
     let first = request("a");
     locks.acquire(&first).await.unwrap();
     let last = FencingToken::new(i64::MAX).unwrap();
-    assert_eq!(locks.seed(&first.resource, first.owner, last).await.unwrap(), Standing::Held);
+    assert_eq!(locks.seed(&first.resource, first.owner, last).await.unwrap(), Standing::Ours);
     locks.release(&first.resource, first.owner).await.unwrap();
     let error = locks.acquire(&request("a")).await.unwrap_err();
     assert!(matches!(error, LeaseError::Refused { .. }), "{error:?}");
@@ -160,7 +160,7 @@ async fn a_stricter_default_isolation_is_coped_with() {
             }
         }
         let [winner] = granted.as_slice() else { panic!("{} were granted", granted.len()) };
-        assert_eq!(locks.release(&winner.resource, winner.owner).await.unwrap(), Standing::Held);
+        assert_eq!(locks.release(&winner.resource, winner.owner).await.unwrap(), Standing::Ours);
     }
 }
 
@@ -195,7 +195,7 @@ async fn a_row_that_somebody_has_locked_is_unavailable_in_the_end() {
     assert!(matches!(error, LeaseError::Unavailable(_)), "{error:?}");
     assert_eq!(locks.holder(&first.resource).await.unwrap().unwrap().owner, first.owner);
     operator.execute("rollback").await.unwrap();
-    assert_eq!(locks.renew(&first.resource, first.owner, first.ttl).await.unwrap(), Standing::Held);
+    assert_eq!(locks.renew(&first.resource, first.owner, first.ttl).await.unwrap(), Standing::Ours);
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fencerow::lease::{
-    Attempt, Label, LeaseError, Leases, LockService as _, Lost, RedisLocks, Request, Standing,
+    Attempt, LeaseError, Leases, LockService as _, Lost, Origin, RedisLocks, Request, Standing,
 };
 use fencerow::{FencingToken, Group, Invalid, OwnerId, Resource};
 use redis::aio::MultiplexedConnection;
@@ -15,7 +15,7 @@ const TTL: Duration = Duration::from_secs(60);
 
 fn request(name: &str) -> Request {
     let resource = Resource::new(name).unwrap();
-    Request::new(resource, OwnerId::random(), TTL.try_into().unwrap(), Label::here("test"))
+    Request::new(resource, OwnerId::random(), TTL.try_into().unwrap(), Origin::here("test"))
 }
 
 async fn ask<T: redis::FromRedisValue>(connection: &mut MultiplexedConnection, command: &[&str]) -> T {
@@ -28,15 +28,20 @@ async fn counter(connection: &mut MultiplexedConnection, redis: &TestRedis, name
     ask(connection, &["GET", &format!("{}{{{name}}}:token", redis.prefix)]).await
 }
 
-async fn run_id(connection: &mut MultiplexedConnection) -> String {
-    let info: String = ask(connection, &["INFO", "server"]).await;
-    info.lines().find_map(|line| line.strip_prefix("run_id:")).unwrap().trim().to_owned()
+/// The run that the server is in, as a counter's companion says it.
+async fn run(connection: &mut MultiplexedConnection) -> String {
+    let mut field = async |section: &str, name: &str| {
+        let info: String = ask(connection, &["INFO", section]).await;
+        info.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned()
+    };
+    let run_id = field("server", "run_id:").await;
+    format!("{run_id}:{}", field("replication", "master_replid:").await)
 }
 
 /// A counter that this run of the server remembers.
 async fn remember(connection: &mut MultiplexedConnection, redis: &TestRedis, name: &str, value: &str) {
     let key = format!("{}{{{name}}}", redis.prefix);
-    let run = run_id(connection).await;
+    let run = run(connection).await;
     let _: () = ask(connection, &["MSET", &format!("{key}:token"), value, &format!("{key}:run"), &run]).await;
 }
 
@@ -58,7 +63,7 @@ async fn tokens_go_on_one_by_one_above_2_to_the_53() {
         let token = granted(locks.acquire(&request).await.unwrap());
         assert_eq!(token.get(), expected);
         assert_eq!(counter(&mut connection, &redis, "a").await, Some(expected.to_string()));
-        assert_eq!(locks.release(&request.resource, request.owner).await.unwrap(), Standing::Held);
+        assert_eq!(locks.release(&request.resource, request.owner).await.unwrap(), Standing::Ours);
     }
 }
 
@@ -79,7 +84,7 @@ async fn a_counter_is_seeded_by_its_digits_and_never_lowered() {
         let counter = stands.parse().unwrap();
         assert_eq!(locks.acquire(&request).await.unwrap(), Attempt::Unnumbered { counter: Some(counter) });
         let token = seeded.parse().unwrap();
-        assert_eq!(locks.seed(&request.resource, request.owner, token).await.unwrap(), Standing::Held);
+        assert_eq!(locks.seed(&request.resource, request.owner, token).await.unwrap(), Standing::Ours);
         assert_eq!(ask::<String>(&mut connection, &["GET", &key]).await, then);
         assert_eq!(granted(locks.acquire(&request).await.unwrap()), token);
         assert!(ask::<i64>(&mut connection, &["PTTL", &key.replace(":token", ":lock")]).await > 0);
@@ -146,7 +151,7 @@ async fn emptying_the_script_cache_between_all_calls_goes_unnoticed() {
         match locks.acquire(&request).await.unwrap() {
             Attempt::Unnumbered { counter: None } if last.is_none() => {
                 flush().await;
-                assert_eq!(locks.seed(resource, owner, FencingToken::FIRST).await.unwrap(), Standing::Held);
+                assert_eq!(locks.seed(resource, owner, FencingToken::FIRST).await.unwrap(), Standing::Ours);
                 last = Some(1);
             }
             attempt => {
@@ -158,14 +163,14 @@ async fn emptying_the_script_cache_between_all_calls_goes_unnoticed() {
         flush().await;
         assert_eq!(locks.holder(resource).await.unwrap().map(|holder| holder.owner), Some(owner));
         flush().await;
-        assert_eq!(locks.renew(resource, owner, request.ttl).await.unwrap(), Standing::Held);
+        assert_eq!(locks.renew(resource, owner, request.ttl).await.unwrap(), Standing::Ours);
         flush().await;
-        assert_eq!(locks.release(resource, owner).await.unwrap(), Standing::Held);
+        assert_eq!(locks.release(resource, owner).await.unwrap(), Standing::Ours);
     }
     let request = request("a");
     locks.acquire(&request).await.unwrap();
     flush().await;
-    assert_eq!(locks.disown(&request.resource, request.owner).await.unwrap(), Standing::Held);
+    assert_eq!(locks.disown(&request.resource, request.owner).await.unwrap(), Standing::Ours);
 }
 
 #[tokio::test]
@@ -336,7 +341,7 @@ async fn a_holder_that_was_cut_off_renews_nothing_of_its_successor() {
     // A renewal of the old owner's that was under way all the time.
     let (resource, ttl) = (Resource::new("a").unwrap(), (TTL * 2).try_into().unwrap());
     let late = redis.locks_at(proxy.address()).await.renew(&resource, owner, ttl).await.unwrap();
-    assert_eq!(late, Standing::NotHeld);
+    assert_eq!(late, Standing::NotOurs);
     assert!(matches!(cut_off.release().await, Err(LeaseError::Lost { .. })));
     assert!(ask::<i64>(&mut connection, &["PTTL", &lock]).await <= before);
     successor.release().await.unwrap();

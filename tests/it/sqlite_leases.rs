@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
-use fencerow::lease::{Attempt, Label, LeaseError, Leases, LockService as _, Request, SqliteLocks, Standing};
+use fencerow::lease::{
+    Attempt, LeaseError, Leases, LockService as _, Origin, Request, SqliteLocks, Standing,
+};
 use fencerow::{FencingToken, Invalid, OwnerId, Resource};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _};
@@ -15,7 +17,7 @@ const TTL: Duration = Duration::from_secs(60);
 
 fn request(name: &str) -> Request {
     let resource = Resource::new(name).unwrap();
-    Request::new(resource, OwnerId::random(), TTL.try_into().unwrap(), Label::here("test"))
+    Request::new(resource, OwnerId::random(), TTL.try_into().unwrap(), Origin::here("test"))
 }
 
 /// A connection of the test's own to the file of leases.
@@ -125,11 +127,11 @@ async fn a_lease_from_before_a_reboot_has_run_out() {
         let before = request(name);
         locks.acquire(&before).await.unwrap();
         let seeded = locks.seed(&before.resource, before.owner, FencingToken::FIRST).await.unwrap();
-        assert_eq!(seeded, Standing::Held);
+        assert_eq!(seeded, Standing::Ours);
         let update = format!("update lease set {reboot} where resource = '{name}'");
         file.execute(AssertSqlSafe(update)).await.unwrap();
         assert_eq!(locks.holder(&before.resource).await.unwrap(), None, "{name}");
-        assert_eq!(locks.renew(&before.resource, before.owner, before.ttl).await.unwrap(), Standing::NotHeld);
+        assert_eq!(locks.renew(&before.resource, before.owner, before.ttl).await.unwrap(), Standing::NotOurs);
         let next = locks.acquire(&request(name)).await.unwrap();
         assert_eq!(next, Attempt::Granted(FencingToken::new(2).unwrap()), "{name}");
     }
@@ -150,7 +152,7 @@ async fn a_writer_that_does_not_end_makes_the_file_unavailable() {
     assert!(matches!(locks.acquire(&request("a")).await.unwrap(), Attempt::Held { .. }));
     assert_eq!(locks.holder(&first.resource).await.unwrap().unwrap().owner, first.owner);
     stuck.execute("rollback").await.unwrap();
-    assert_eq!(locks.renew(&first.resource, first.owner, first.ttl).await.unwrap(), Standing::Held);
+    assert_eq!(locks.renew(&first.resource, first.owner, first.ttl).await.unwrap(), Standing::Ours);
 }
 
 #[tokio::test]
@@ -160,7 +162,7 @@ async fn a_counter_at_its_end_is_refused_and_leaves_no_lock() {
     let first = request("a");
     locks.acquire(&first).await.unwrap();
     let last = FencingToken::new(i64::MAX).unwrap();
-    assert_eq!(locks.seed(&first.resource, first.owner, last).await.unwrap(), Standing::Held);
+    assert_eq!(locks.seed(&first.resource, first.owner, last).await.unwrap(), Standing::Ours);
     locks.release(&first.resource, first.owner).await.unwrap();
     let error = locks.acquire(&request("a")).await.unwrap_err();
     assert!(matches!(error, LeaseError::Refused { .. }), "{error:?}");

@@ -12,7 +12,7 @@ use sqlx::{Postgres, Row as _};
 use uuid::Uuid;
 
 use super::error::LeaseError;
-use super::service::{Attempt, Holder, Label, LockService, Request, Standing};
+use super::service::{Attempt, Holder, LockService, Origin, Request, Standing};
 use super::ttl::Ttl;
 use crate::error::Invalid;
 use crate::owner::OwnerId;
@@ -125,7 +125,7 @@ impl PgLocks {
         let row =
             self.ask(resource, step).await?.ok_or_else(|| failure(resource, sqlx::Error::RowNotFound))?;
         let done = row.try_get(0).map_err(|error| failure(resource, error))?;
-        Ok(if done { Standing::Held } else { Standing::NotHeld })
+        Ok(if done { Standing::Ours } else { Standing::NotOurs })
     }
 }
 
@@ -155,15 +155,15 @@ impl Drop for Lent {
 impl LockService for PgLocks {
     fn acquire<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Attempt, LeaseError>> {
         Box::pin(async move {
-            let Request { resource, owner, ttl, label } = request;
+            let Request { resource, owner, ttl, origin } = request;
             let step = || {
                 sqlx::query(include_str!("acquire.sql"))
                     .bind(resource.as_str())
                     .bind(owner.get())
                     .bind(ttl.signed_millis())
-                    .bind(without_nul(&label.host))
-                    .bind(i64::from(label.process))
-                    .bind(without_nul(&label.note))
+                    .bind(without_nul(&origin.host))
+                    .bind(i64::from(origin.process))
+                    .bind(without_nul(&origin.label))
             };
             let row = self.ask(resource, step).await?;
             let row = row.ok_or_else(|| failure(resource, sqlx::Error::RowNotFound))?;
@@ -249,12 +249,12 @@ fn read_holder(row: &PgRow) -> Result<Holder, sqlx::Error> {
     let token: Option<i64> = row.try_get("token")?;
     let token = token.map(FencingToken::new).transpose().map_err(decode)?;
     let since = SystemTime::UNIX_EPOCH + millis(row.try_get("since_ms")?).unwrap_or_default();
-    let label = Label {
+    let origin = Origin {
         host: row.try_get::<Option<_>, _>("host")?.unwrap_or_default(),
         process: row.try_get::<Option<i64>, _>("process")?.unwrap_or_default().try_into().map_err(decode)?,
-        note: row.try_get::<Option<_>, _>("note")?.unwrap_or_default(),
+        label: row.try_get::<Option<_>, _>("label")?.unwrap_or_default(),
     };
-    Ok(Holder::new(owner.into(), token, since, millis(row.try_get("remaining_ms")?), label))
+    Ok(Holder::new(owner.into(), token, since, millis(row.try_get("remaining_ms")?), origin))
 }
 
 fn millis(millis: Option<i64>) -> Option<Duration> {

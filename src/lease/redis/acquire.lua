@@ -1,11 +1,11 @@
 -- Takes a lock if it is free, and counts its token up in the same step.
 --
--- KEYS[1]  the lock: '<owner> <token> <since, ms> <label>'; the token is '-' while it has no number
+-- KEYS[1]  the lock: '<owner> <token> <since, ms> <origin>'; the token is '-' while it has no number
 -- KEYS[2]  the token counter, without a time to live
--- KEYS[3]  the run of the server (its run_id) that the counter was last seeded in
+-- KEYS[3]  the run that the counter was last seeded in: the server's run_id and replication id
 -- ARGV[1]  owner, 36 characters
 -- ARGV[2]  time to live in milliseconds, 1 to 2^53 - 1
--- ARGV[3]  label, a JSON object
+-- ARGV[3]  origin, a JSON object
 --
 -- Result   {'granted', token}
 --          {'unnumbered', counter, or '' if there is none}
@@ -44,7 +44,9 @@ if counter then
 end
 
 local token = '-'
+-- A process may go on after it was demoted and promoted again; its replication id does not.
 local run = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+    .. ':' .. (string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)') or '')
 if counter and seeded_in == run then
     redis.call('INCR', KEYS[2])
     token = redis.call('GET', KEYS[2])

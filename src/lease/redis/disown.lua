@@ -1,7 +1,7 @@
 -- Frees a lock, if it is still the owner's, and marks its counter as one that has forgotten.
 --
 -- KEYS[1]  the lock
--- KEYS[2]  the run of the server that the counter was last seeded in
+-- KEYS[2]  the run that the counter was last seeded in
 -- ARGV[1]  owner
 --
 -- Result   1 if the lock was the owner's, else 0 and nothing was written

@@ -17,7 +17,7 @@ use self::keys::{Keys, check_prefix};
 use self::link::Link;
 use self::script::Script;
 use super::error::LeaseError;
-use super::service::{Attempt, Holder, Label, LockService, Request, Standing};
+use super::service::{Attempt, Holder, LockService, Origin, Request, Standing};
 use super::ttl::Ttl;
 use crate::error::Invalid;
 use crate::owner::OwnerId;
@@ -33,9 +33,9 @@ use crate::token::FencingToken;
 /// # What is kept
 ///
 /// For each resource, `<prefix>{<name>}:lock` while it is held, and `:token` and `:run`, two small
-/// keys that stay: the counter, and the run of the server that it was last seeded in. When the
-/// server was restarted, or another was promoted, that run is over, and the next grant is numbered
-/// anew by the database. The server must not evict keys (`maxmemory-policy noeviction`): a lock
+/// keys that stay: the counter, and the run that it was last seeded in, which is the server's `run_id`
+/// and replication id. When the server was restarted, or another was promoted, or it was demoted and
+/// promoted again, that run is over, and the next grant is numbered anew by the database. The server must not evict keys (`maxmemory-policy noeviction`): a lock
 /// that is evicted is lost by its holder, and a counter is numbered anew.
 ///
 /// A user with limited rights needs `EVAL`, `EVALSHA`, `GET`, `SET`, `DEL`, `INCR`, `PEXPIRE`, `PTTL`,
@@ -134,7 +134,7 @@ impl RedisLocks {
         arguments: &[&str],
     ) -> Result<Standing, LeaseError> {
         let done: bool = self.run(resource, script, keys, arguments).await?;
-        Ok(if done { Standing::Held } else { Standing::NotHeld })
+        Ok(if done { Standing::Ours } else { Standing::NotOurs })
     }
 }
 
@@ -145,9 +145,10 @@ impl LockService for RedisLocks {
             let Keys { lock, token, run } = self.keys(resource);
             let owner = request.owner.to_string();
             let ttl = request.ttl.millis().to_string();
-            let label = serde_json::to_string(&request.label).map_err(|error| refused(resource, error))?;
-            let (outcome, number): (String, String) =
-                self.run(resource, &script::ACQUIRE, &[&lock, &token, &run], &[&owner, &ttl, &label]).await?;
+            let origin = serde_json::to_string(&request.origin).map_err(|error| refused(resource, error))?;
+            let (outcome, number): (String, String) = self
+                .run(resource, &script::ACQUIRE, &[&lock, &token, &run], &[&owner, &ttl, &origin])
+                .await?;
             match outcome.as_str() {
                 "granted" => Ok(Attempt::Granted(parse(resource, &number)?)),
                 "unnumbered" if number.is_empty() => Ok(Attempt::Unnumbered { counter: None }),
@@ -236,8 +237,8 @@ fn read_holder(value: &str, remaining: Option<Duration>) -> Option<Holder> {
         token => Some(token.parse().ok()?),
     };
     let since = SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(parts.next()?.parse().ok()?))?;
-    let label: Label = serde_json::from_str(parts.next()?).ok()?;
-    Some(Holder::new(owner, token, since, remaining, label))
+    let origin: Origin = serde_json::from_str(parts.next()?).ok()?;
+    Some(Holder::new(owner, token, since, remaining, origin))
 }
 
 fn parse<T>(resource: &Resource, number: &str) -> Result<T, LeaseError>

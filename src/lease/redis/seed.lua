@@ -2,7 +2,7 @@
 --
 -- KEYS[1]  the lock
 -- KEYS[2]  the token counter
--- KEYS[3]  the run of the server that the counter was last seeded in
+-- KEYS[3]  the run that the counter was last seeded in: the server's run_id and replication id
 -- ARGV[1]  owner
 -- ARGV[2]  the token that was issued for it, decimal
 --
@@ -24,7 +24,10 @@ end
 if not counter or #counter < #ARGV[2] or (#counter == #ARGV[2] and counter < ARGV[2]) then
     redis.call('SET', KEYS[2], ARGV[2])
 end
-redis.call('SET', KEYS[3], string.match(redis.call('INFO', 'server'), 'run_id:(%x+)'))
-local since_and_label = string.match(lock, '^%S+ %S+ (.*)$')
-redis.call('SET', KEYS[1], ARGV[1] .. ' ' .. ARGV[2] .. ' ' .. since_and_label, 'KEEPTTL')
+-- As in acquire.lua.
+local run = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+    .. ':' .. (string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)') or '')
+redis.call('SET', KEYS[3], run)
+local since_and_origin = string.match(lock, '^%S+ %S+ (.*)$')
+redis.call('SET', KEYS[1], ARGV[1] .. ' ' .. ARGV[2] .. ' ' .. since_and_origin, 'KEEPTTL')
 return 1

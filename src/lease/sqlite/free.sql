@@ -11,5 +11,5 @@ update lease
        since_ms = null,
        host = null,
        process = null,
-       note = null
+       label = null
  where resource = ?1

@@ -15,7 +15,7 @@ use sqlx::{Row as _, Sqlite, SqliteConnection, Transaction};
 use uuid::Uuid;
 
 use super::error::LeaseError;
-use super::service::{Attempt, Holder, Label, LockService, Request, Standing};
+use super::service::{Attempt, Holder, LockService, Origin, Request, Standing};
 use super::ttl::Ttl;
 use crate::clock::Clock;
 use crate::error::Invalid;
@@ -119,7 +119,7 @@ impl SqliteLocks {
     }
 
     async fn take(&self, request: &Request) -> Result<Result<Attempt, &'static str>, sqlx::Error> {
-        let Request { resource, owner, ttl, label } = request;
+        let Request { resource, owner, ttl, origin } = request;
         let held_by_another = |row: &Slot, now| {
             let held = row.owner != Some(owner.get()) && self.is_held(row, now);
             held.then(|| Attempt::Held { remaining: Some(row.remaining(now)) })
@@ -155,9 +155,9 @@ impl SqliteLocks {
             .bind(now.saturating_add(ttl.signed_millis()))
             .bind(ttl.signed_millis())
             .bind(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
-            .bind(&label.host)
-            .bind(label.process)
-            .bind(&label.note)
+            .bind(&origin.host)
+            .bind(origin.process)
+            .bind(&origin.label)
             .execute(&mut *transaction)
             .await?;
         transaction.commit().await?;
@@ -175,11 +175,11 @@ impl SqliteLocks {
             let (mut transaction, now) = self.begin().await?;
             let row = Slot::find(resource, &mut transaction).await?;
             if !row.is_some_and(|row| row.owner == Some(owner.get()) && self.is_held(&row, now)) {
-                return Ok(Standing::NotHeld);
+                return Ok(Standing::NotOurs);
             }
             step(now).execute(&mut *transaction).await?;
             transaction.commit().await?;
-            Ok(Standing::Held)
+            Ok(Standing::Ours)
         };
         done.await.map_err(|error| failure(resource, error))
     }
@@ -262,7 +262,7 @@ struct Slot {
     ends_ms: i64,
     ttl_ms: i64,
     since_ms: i64,
-    label: Option<Label>,
+    origin: Option<Origin>,
 }
 
 impl Slot {
@@ -280,8 +280,10 @@ impl Slot {
             number.map(FencingToken::new).transpose().map_err(|error| sqlx::Error::Decode(error.into()))
         };
         let host: Option<String> = row.try_get("host")?;
-        let label = match host {
-            Some(host) => Some(Label { host, process: row.try_get("process")?, note: row.try_get("note")? }),
+        let origin = match host {
+            Some(host) => {
+                Some(Origin { host, process: row.try_get("process")?, label: row.try_get("label")? })
+            }
             None => None,
         };
         Ok(Self {
@@ -293,7 +295,7 @@ impl Slot {
             ends_ms: row.try_get::<Option<_>, _>("ends_ms")?.unwrap_or_default(),
             ttl_ms: row.try_get::<Option<_>, _>("ttl_ms")?.unwrap_or_default(),
             since_ms: row.try_get::<Option<_>, _>("since_ms")?.unwrap_or_default(),
-            label,
+            origin,
         })
     }
 
@@ -305,7 +307,7 @@ impl Slot {
         let since = Duration::from_millis(u64::try_from(self.since_ms).unwrap_or_default());
         let since = SystemTime::UNIX_EPOCH.checked_add(since)?;
         let remaining = Some(self.remaining(now));
-        Some(Holder::new(self.owner?.into(), self.token, since, remaining, self.label?))
+        Some(Holder::new(self.owner?.into(), self.token, since, remaining, self.origin?))
     }
 }
 

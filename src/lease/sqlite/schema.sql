@@ -12,5 +12,5 @@ create table if not exists lease (
     since_ms   integer,
     host       text,
     process    integer,
-    note       text
+    label       text
 ) strict, without rowid

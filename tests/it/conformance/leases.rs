@@ -236,7 +236,7 @@ async fn a_lease_that_was_taken_away_is_lost_for_ever(bench: impl Bench) {
     let ttl = Duration::from_millis(600);
     let lease = leases.acquire("a", ttl).await.unwrap();
     // By an operator, or by a failover that forgot it.
-    assert_eq!(locks.release(lease.resource(), lease.owner()).await.unwrap(), Standing::Held);
+    assert_eq!(locks.release(lease.resource(), lease.owner()).await.unwrap(), Standing::Ours);
     let lost = tokio::spawn(lease.lost());
     assert_eq!(finish(&bench, lost).await, Lost::Taken);
     assert_eq!(lease.remaining(), Duration::ZERO);

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use fencerow::lease::{Attempt, Label, LockService as _, Standing, Ttl};
+use fencerow::lease::{Attempt, LockService as _, Origin, Standing, Ttl};
 use fencerow::{FencingToken, OwnerId};
 
 use super::services::Bench;
@@ -58,7 +58,7 @@ async fn of_fifty_at_once_one_is_granted_and_the_others_are_told_how_long(bench:
         } else {
             assert_eq!(attempt, Attempt::Granted(FencingToken::new(2).unwrap()));
         }
-        assert_eq!(locks.release(&request.resource, request.owner).await.unwrap(), Standing::Held);
+        assert_eq!(locks.release(&request.resource, request.owner).await.unwrap(), Standing::Ours);
     }
 }
 
@@ -68,10 +68,10 @@ async fn tokens_grow_with_each_grant_and_stay_on_renewal(bench: impl Bench) {
         let request = request("a", LONG);
         let (resource, owner) = (&request.resource, request.owner);
         assert_eq!(take(&locks, &request).await.map(FencingToken::get), Some(expected));
-        assert_eq!(locks.renew(resource, owner, request.ttl).await.unwrap(), Standing::Held);
+        assert_eq!(locks.renew(resource, owner, request.ttl).await.unwrap(), Standing::Ours);
         let holder = locks.holder(resource).await.unwrap().unwrap();
         assert_eq!(holder.token.map(FencingToken::get), Some(expected));
-        assert_eq!(locks.release(resource, owner).await.unwrap(), Standing::Held);
+        assert_eq!(locks.release(resource, owner).await.unwrap(), Standing::Ours);
     }
     assert_eq!(take(&locks, &request("b", LONG)).await, Some(FencingToken::FIRST), "another counter");
 }
@@ -88,7 +88,7 @@ async fn the_same_owner_asking_again_gets_the_same_grant(bench: impl Bench) {
 
     locks.seed(&first.resource, first.owner, FencingToken::FIRST).await.unwrap();
     assert_eq!(locks.acquire(&again).await.unwrap(), Attempt::Granted(FencingToken::FIRST));
-    assert_eq!(locks.seed(&first.resource, first.owner, FencingToken::FIRST).await.unwrap(), Standing::Held);
+    assert_eq!(locks.seed(&first.resource, first.owner, FencingToken::FIRST).await.unwrap(), Standing::Ours);
     locks.release(&first.resource, first.owner).await.unwrap();
     // No number was used up by asking again.
     assert_eq!(take(&locks, &request("a", LONG)).await.map(FencingToken::get), Some(2));
@@ -100,7 +100,7 @@ async fn a_counter_never_goes_back(bench: impl Bench) {
     for (seeded, then) in [(high, high.get() + 1), (FencingToken::FIRST, high.get() + 3)] {
         let first = request("a", LONG);
         locks.acquire(&first).await.unwrap();
-        assert_eq!(locks.seed(&first.resource, first.owner, seeded).await.unwrap(), Standing::Held);
+        assert_eq!(locks.seed(&first.resource, first.owner, seeded).await.unwrap(), Standing::Ours);
         assert_eq!(locks.acquire(&first).await.unwrap(), Attempt::Granted(seeded));
         locks.release(&first.resource, first.owner).await.unwrap();
         let next = request("a", LONG);
@@ -113,10 +113,10 @@ async fn a_repeated_release_is_harmless_and_says_not_held(bench: impl Bench) {
     let locks = bench.locks();
     let request = request("a", LONG);
     let release = async || locks.release(&request.resource, request.owner).await.unwrap();
-    assert_eq!(release().await, Standing::NotHeld);
+    assert_eq!(release().await, Standing::NotOurs);
     take(&locks, &request).await.unwrap();
-    assert_eq!(release().await, Standing::Held);
-    assert_eq!(release().await, Standing::NotHeld);
+    assert_eq!(release().await, Standing::Ours);
+    assert_eq!(release().await, Standing::NotOurs);
     assert_eq!(locks.holder(&request.resource).await.unwrap(), None);
 }
 
@@ -132,7 +132,7 @@ async fn an_expired_release_leaves_the_successor_alone(bench: impl Bench) {
     assert!(new > old);
     let before = locks.holder(&late.resource).await.unwrap().unwrap();
 
-    assert_eq!(locks.release(&late.resource, late.owner).await.unwrap(), Standing::NotHeld);
+    assert_eq!(locks.release(&late.resource, late.owner).await.unwrap(), Standing::NotOurs);
     let after = locks.holder(&late.resource).await.unwrap().unwrap();
     assert_eq!((after.owner, after.token, after.since), (successor.owner, Some(new), before.since));
     assert!(after.remaining > Some(LONG / 2));
@@ -160,7 +160,7 @@ async fn a_release_at_the_very_end_never_frees_the_successor(bench: impl Bench) 
         tokio::join!(wait, release);
         let holder = locks.holder(&late.resource).await.unwrap();
         assert_eq!(holder.map(|holder| holder.owner), Some(successor.owner), "round {round}");
-        assert_eq!(locks.release(&successor.resource, successor.owner).await.unwrap(), Standing::Held);
+        assert_eq!(locks.release(&successor.resource, successor.owner).await.unwrap(), Standing::Ours);
     }
 }
 
@@ -172,9 +172,9 @@ async fn nothing_but_an_acquisition_makes_a_lock(bench: impl Bench) {
     bench.pass(SHORT * 2).await;
     for request in [request("never", LONG), ended] {
         let (resource, owner) = (&request.resource, request.owner);
-        assert_eq!(locks.renew(resource, owner, request.ttl).await.unwrap(), Standing::NotHeld);
-        assert_eq!(locks.seed(resource, owner, FencingToken::FIRST).await.unwrap(), Standing::NotHeld);
-        assert_eq!(locks.disown(resource, owner).await.unwrap(), Standing::NotHeld);
+        assert_eq!(locks.renew(resource, owner, request.ttl).await.unwrap(), Standing::NotOurs);
+        assert_eq!(locks.seed(resource, owner, FencingToken::FIRST).await.unwrap(), Standing::NotOurs);
+        assert_eq!(locks.disown(resource, owner).await.unwrap(), Standing::NotOurs);
         assert_eq!(locks.holder(resource).await.unwrap(), None);
     }
     // The refused seed and disown left no trace in the counters either.
@@ -191,10 +191,10 @@ async fn a_renewal_touches_nobody_elses_lock(bench: impl Bench) {
     let stranger = request("a", LONG * 10);
     assert_eq!(
         locks.renew(&stranger.resource, stranger.owner, stranger.ttl).await.unwrap(),
-        Standing::NotHeld
+        Standing::NotOurs
     );
     let high = FencingToken::new(1000).unwrap();
-    assert_eq!(locks.seed(&stranger.resource, stranger.owner, high).await.unwrap(), Standing::NotHeld);
+    assert_eq!(locks.seed(&stranger.resource, stranger.owner, high).await.unwrap(), Standing::NotOurs);
     assert!(remaining(&locks, &holder.resource).await <= LONG);
     assert_eq!(locks.acquire(&holder).await.unwrap(), Attempt::Granted(token));
 }
@@ -206,11 +206,11 @@ async fn a_lock_that_ran_out_before_it_was_seeded_gets_nothing(bench: impl Bench
     assert_eq!(locks.acquire(&slow).await.unwrap(), unnumbered);
     bench.pass(SHORT * 2).await;
     let seed = async || locks.seed(&slow.resource, slow.owner, FencingToken::new(7).unwrap()).await.unwrap();
-    assert_eq!(seed().await, Standing::NotHeld);
+    assert_eq!(seed().await, Standing::NotOurs);
 
     let next = request("a", LONG);
     assert_eq!(locks.acquire(&next).await.unwrap(), unnumbered);
-    assert_eq!(seed().await, Standing::NotHeld);
+    assert_eq!(seed().await, Standing::NotOurs);
     assert_eq!(locks.acquire(&next).await.unwrap(), unnumbered);
 }
 
@@ -218,12 +218,12 @@ async fn only_the_owner_can_disown_and_the_next_grant_is_unnumbered(bench: impl 
     let locks = bench.locks();
     let holder = request("a", LONG);
     let token = take(&locks, &holder).await.unwrap();
-    assert_eq!(locks.disown(&holder.resource, OwnerId::random()).await.unwrap(), Standing::NotHeld);
+    assert_eq!(locks.disown(&holder.resource, OwnerId::random()).await.unwrap(), Standing::NotOurs);
     assert_eq!(locks.acquire(&holder).await.unwrap(), Attempt::Granted(token));
 
-    assert_eq!(locks.disown(&holder.resource, holder.owner).await.unwrap(), Standing::Held);
+    assert_eq!(locks.disown(&holder.resource, holder.owner).await.unwrap(), Standing::Ours);
     assert_eq!(locks.holder(&holder.resource).await.unwrap(), None);
-    assert_eq!(locks.disown(&holder.resource, holder.owner).await.unwrap(), Standing::NotHeld);
+    assert_eq!(locks.disown(&holder.resource, holder.owner).await.unwrap(), Standing::NotOurs);
     let next = request("a", LONG);
     // What it holds is still a bound.
     let unnumbered = Attempt::Unnumbered { counter: Some(token) };
@@ -236,13 +236,13 @@ async fn the_holder_can_be_read(bench: impl Bench) {
     let locks = bench.locks();
     let note = "settling {2026-11-30} \"naïve/λ\"\n\\";
     let mut request = request("a", LONG);
-    request.label = Label::here(note);
+    request.origin = Origin::here(note);
     assert_eq!(locks.holder(&request.resource).await.unwrap(), None);
     locks.acquire(&request).await.unwrap();
     let holder = locks.holder(&request.resource).await.unwrap().unwrap();
-    assert_eq!((holder.owner, holder.token, &holder.label), (request.owner, None, &request.label));
-    assert_eq!(holder.label.process, std::process::id());
-    assert!(!holder.label.host.is_empty());
+    assert_eq!((holder.owner, holder.token, &holder.origin), (request.owner, None, &request.origin));
+    assert_eq!(holder.origin.process, std::process::id());
+    assert!(!holder.origin.host.is_empty());
     let now = SystemTime::now();
     let age = now.duration_since(holder.since).unwrap_or_else(|later| later.duration());
     assert!(age < PATIENCE, "{age:?}");
@@ -251,8 +251,8 @@ async fn the_holder_can_be_read(bench: impl Bench) {
     locks.seed(&request.resource, request.owner, FencingToken::FIRST).await.unwrap();
     let numbered = locks.holder(&request.resource).await.unwrap().unwrap();
     assert_eq!(
-        (numbered.token, numbered.since, numbered.label),
-        (Some(FencingToken::FIRST), holder.since, holder.label)
+        (numbered.token, numbered.since, numbered.origin),
+        (Some(FencingToken::FIRST), holder.since, holder.origin)
     );
 }
 
@@ -292,8 +292,8 @@ async fn odd_names_stay_apart(bench: impl Bench) {
     }
     for request in &requests {
         let holder = locks.holder(&request.resource).await.unwrap().unwrap();
-        assert_eq!((holder.owner, holder.label.note.as_str()), (request.owner, request.resource.as_str()));
-        assert_eq!(locks.release(&request.resource, request.owner).await.unwrap(), Standing::Held);
+        assert_eq!((holder.owner, holder.origin.label.as_str()), (request.owner, request.resource.as_str()));
+        assert_eq!(locks.release(&request.resource, request.owner).await.unwrap(), Standing::Ours);
     }
 }
 
@@ -307,7 +307,7 @@ async fn the_shortest_and_the_longest_time_to_live_end(bench: impl Bench) {
 
     let longest = request("a", Ttl::MAX.get());
     take(&locks, &longest).await.unwrap();
-    assert_eq!(locks.renew(&longest.resource, longest.owner, Ttl::MAX).await.unwrap(), Standing::Held);
+    assert_eq!(locks.renew(&longest.resource, longest.owner, Ttl::MAX).await.unwrap(), Standing::Ours);
     let nearly = Ttl::MAX.get() - LONG;
     assert!(remaining(&locks, &longest.resource).await > nearly);
     match locks.acquire(&request("a", LONG)).await.unwrap() {
@@ -316,7 +316,7 @@ async fn the_shortest_and_the_longest_time_to_live_end(bench: impl Bench) {
         }
         other => panic!("{other:?}"),
     }
-    assert_eq!(locks.renew(&longest.resource, longest.owner, shortest.ttl).await.unwrap(), Standing::Held);
+    assert_eq!(locks.renew(&longest.resource, longest.owner, shortest.ttl).await.unwrap(), Standing::Ours);
     bench.pass(Duration::from_millis(10)).await;
     assert_eq!(locks.holder(&longest.resource).await.unwrap(), None);
 }

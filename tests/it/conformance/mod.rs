@@ -26,7 +26,7 @@ mod services;
 
 use std::time::Duration;
 
-use fencerow::lease::{Attempt, Label, LockService, Request, Standing};
+use fencerow::lease::{Attempt, LockService, Origin, Request, Standing};
 use fencerow::{FencingToken, OwnerId, Resource};
 
 use crate::support::eventually;
@@ -39,7 +39,7 @@ const SHORT: Duration = Duration::from_millis(40);
 
 fn request(name: &str, ttl: Duration) -> Request {
     let resource = Resource::new(name).unwrap();
-    Request::new(resource, OwnerId::random(), ttl.try_into().unwrap(), Label::here(name))
+    Request::new(resource, OwnerId::random(), ttl.try_into().unwrap(), Origin::here(name))
 }
 
 /// Acquires, and numbers the grant from the counter alone if it must be.
@@ -53,7 +53,7 @@ async fn take(locks: &impl LockService, request: &Request) -> Option<FencingToke
                 Some(counter) => counter.first_of_next_epoch().unwrap(),
             };
             let seeded = locks.seed(&request.resource, request.owner, token).await.unwrap();
-            (seeded == Standing::Held).then_some(token)
+            (seeded == Standing::Ours).then_some(token)
         }
     }
 }
@@ -62,7 +62,7 @@ async fn take(locks: &impl LockService, request: &Request) -> Option<FencingToke
 async fn number(locks: &impl LockService, name: &str) {
     let first = request(name, LONG);
     assert_eq!(take(locks, &first).await, Some(FencingToken::FIRST));
-    assert_eq!(locks.release(&first.resource, first.owner).await.unwrap(), Standing::Held);
+    assert_eq!(locks.release(&first.resource, first.owner).await.unwrap(), Standing::Ours);
 }
 
 async fn remaining(locks: &impl LockService, resource: &Resource) -> Duration {
