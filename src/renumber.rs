@@ -1,6 +1,7 @@
 //! How a lock service gets a token when its own counter may have forgotten some.
 
 use std::error::Error;
+use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
@@ -22,6 +23,7 @@ pub trait Renumber: Send + Sync + 'static {
     /// lost answer, it gives the same token. A resource never seen begins at [`FencingToken::FIRST`].
     ///
     /// `counter` is what the lock service's counter holds, if anything: the token is above that, too.
+    /// `within` is how long the lock still lasts: later than that it must not happen.
     ///
     /// Only the holder of the lock may ask, while it holds it: a holder of an earlier number is fenced
     /// out, and its open transaction is waited for and then ended, as by a newer holder.
@@ -39,6 +41,7 @@ pub trait Renumber: Send + Sync + 'static {
         resource: &'a Resource,
         owner: OwnerId,
         counter: Option<FencingToken>,
+        within: Duration,
     ) -> BoxFuture<'a, Result<FencingToken, RenumberError>>;
 }
 
@@ -77,6 +80,7 @@ impl Renumber for CounterOnly {
         _: &'a Resource,
         _: OwnerId,
         counter: Option<FencingToken>,
+        _: Duration,
     ) -> BoxFuture<'a, Result<FencingToken, RenumberError>> {
         let first = match counter {
             None => Some(FencingToken::FIRST),

@@ -17,8 +17,14 @@ need_rust() {
     # A shell that is no login shell often lacks it.
     command -v cargo >/dev/null || PATH=$PATH:$HOME/.cargo/bin
     wanted=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
-    { command -v cargo >/dev/null && found=$(rustc --version 2>/dev/null); } ||
-        die "cargo and rustc are missing: install Rust $wanted or newer with rustup, with rustfmt and clippy"
+    if ! command -v cargo >/dev/null; then
+        apt_install "cargo and rustc are missing" rustup
+        rustup toolchain install stable --profile minimal --component rustfmt --component clippy >&2 ||
+            die "rustup could not fetch Rust: install $wanted or newer by hand, with rustfmt and clippy"
+        rustup default stable >&2
+    fi
+    found=$(rustc --version 2>/dev/null) ||
+        die "rustc does not run: install Rust $wanted or newer with rustup, with rustfmt and clippy"
     found=${found#rustc }
     found=${found%%[ -]*}
     printf '%s\n' "$wanted" "$found" | sort --version-sort --check=quiet ||
@@ -112,12 +118,14 @@ need_images() {
     done <<<"$images"
 }
 
-# Silent, because it also runs after the summary of the tests.
-remove_containers() {
+# Every test process removes its own, however it ends. What is left over is from before this
+# machine was last shut down; other runs may be going on beside this one.
+remove_leftovers() {
     local ids
-    ids=$(docker ps --all --quiet --filter "label=$LABEL" 2>/dev/null) || return 0
+    ids=$(docker ps --all --quiet --filter "label=$LABEL" \
+        --filter status=exited --filter status=created --filter status=dead)
     # shellcheck disable=SC2086 # one word for each container
-    [ -z "$ids" ] || docker rm --force --volumes $ids >/dev/null 2>&1 || true
+    [ -z "$ids" ] || docker rm --force --volumes $ids >/dev/null
 }
 
 run() {
@@ -129,8 +137,7 @@ need_rust
 need_engine
 need_compiler
 need_images
-remove_containers
-trap remove_containers EXIT
+remove_leftovers
 
 run cargo fmt --all --check
 run cargo clippy --locked --all-targets --all-features -- -D warnings
@@ -143,4 +150,5 @@ run env RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --all-features
 # The examples in the documentation go first: cargo would put them last, and the
 # last summary should be that of the tests against the servers.
 run cargo test --locked --all-features --doc
-run cargo test --locked --all-features --tests
+# More at once than there are cores: most of the time they wait for a server.
+run env RUST_TEST_THREADS="${RUST_TEST_THREADS:-4}" cargo test --locked --all-features --tests

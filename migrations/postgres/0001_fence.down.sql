@@ -1,6 +1,7 @@
 -- The schema itself stays: it holds the table of migrations.
 drop function fencerow.admitted(text, bigint, uuid);
 drop function fencerow.admit(text, bigint, uuid);
+drop function fencerow.admit_first(text, bigint, uuid);
 drop function fencerow.admission(text, bigint, uuid);
 drop function fencerow.renumber(text, uuid, bigint, integer, boolean);
 drop function fencerow.next_epoch(text, uuid, bigint);

@@ -119,13 +119,13 @@ $$;
 -- A client that is stopped inside its transaction would keep it open for ever, and no limit of the
 -- server's ends every kind of it (one that streams a result over a unix socket, or sits in COPY).
 -- So when the wait has lasted patience_ms and end_blockers is true, the backends that hold the
--- lock are ended, as far as the caller's role may; each is reported by a warning. The lock queues
--- fairly, so whoever holds it then has held it for all that time; those that slipped in between
--- two rounds have a quarter of the patience. Nobody is ended once the fence has moved: whoever
--- holds the lock then may be newer than the caller.
--- Raises 55P03 if it is still held in the end; DETAIL lists the backends.
+-- lock are ended, as far as the caller's role may; each is reported by a warning. Then it waits
+-- again, five times a quarter of the patience. Nobody is ended once the fence has moved, since
+-- whoever holds the lock then may be newer than the caller; nor a raise whose commit waits for a
+-- standby. Raises 55P03 if the lock is still held in the end; DETAIL lists the backends.
 --
--- It runs with the caller's rights: a role may end its own backends.
+-- It runs with the caller's rights: a role may end its own backends. It needs READ COMMITTED, where
+-- each look at the fence is a new one.
 create function fencerow.wait_alone(
     resource text,
     token bigint,
@@ -145,6 +145,11 @@ declare
     holders    integer[];
     holder     integer;
 begin
+    if current_setting('transaction_isolation') <> 'read committed' then
+        raise exception using
+            errcode = 'ZF004',
+            message = 'a fence is raised at READ COMMITTED only';
+    end if;
     for round in 1 .. 6 loop
         begin
             perform set_config('lock_timeout', wait_ms || 'ms', true);
@@ -155,13 +160,15 @@ begin
             -- The holders first, then the fence: if it has not moved by now, they are older.
             select coalesce(array_agg(distinct l.pid), '{}') into holders
               from pg_locks l
+              left join pg_stat_activity a on a.pid = l.pid
              where l.locktype = 'advisory'
                and l.database = (select d.oid from pg_database d where d.datname = current_database())
                and l.classid = ((key >> 32) & 4294967295)::oid
                and l.objid = (key & 4294967295)::oid
                and l.objsubid = 1
                and l.granted
-               and l.pid <> pg_backend_pid();
+               and l.pid <> pg_backend_pid()
+               and a.wait_event is distinct from 'SyncRep';
             if $2 is not null and fencerow.stands_at($1, $2, $3) then
                 return false;
             end if;
@@ -306,13 +313,13 @@ as $$
     select pg_catalog.concat_ws(':', pg_catalog.pg_current_xact_id_if_assigned(), $2, $3, $1)
 $$;
 
--- Admits this transaction under a grant; to be its first statement.
+-- Admits this transaction under a grant; by itself, as its very first statement.
 --
 -- Once this has returned, the fence cannot be raised until the transaction ends, and nothing that
 -- is read from here on is changed by an older holder afterwards. Raises ZF001 if the grant is
 -- stale, ZF002 if it was not raised before, 40001 above READ COMMITTED if a raise came between
 -- (begin again).
-create function fencerow.admit(resource text, token bigint, owner uuid)
+create function fencerow.admit_first(resource text, token bigint, owner uuid)
 returns void
 language plpgsql
 security definer
@@ -344,6 +351,22 @@ begin
         errcode = 'ZF002',
         message = format('the fence of %L was raised in this very transaction: a rollback would forget it', $1),
         hint = 'Commit fencerow.raise() by itself, then begin.';
+end
+$$;
+
+-- Admits this transaction under a grant, as admit_first() does; to be its first statement.
+--
+-- It cannot be sure to be that, so it makes sure that it is not inside a savepoint (or a plpgsql
+-- block with an exception clause), whose rollback would lift the admission without a trace: only
+-- the outermost level of a transaction may export its snapshot. Raises 25001 otherwise.
+create function fencerow.admit(resource text, token bigint, owner uuid)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform pg_export_snapshot();
+    perform fencerow.admit_first($1, $2, $3);
 end
 $$;
 

@@ -79,6 +79,7 @@ $$;
 
 -- A key that was claimed and never given a response could neither run again nor be replayed. So
 -- its transaction is refused at the commit, whoever commits it. Raises ZF006; DETAIL is the key.
+-- (Under `set constraints all immediate` it is refused at the claim already.)
 create function fencerow.require_response()
 returns trigger
 language plpgsql

@@ -44,10 +44,10 @@ pub(super) struct Health {
     pub(super) in_flight: bool,
     /// Something happened after which the database has to be asked.
     pub(super) suspect: bool,
+    /// The raw connection was lent out: a statement may have been dropped there.
+    pub(super) lent: bool,
     /// A key was claimed and no response recorded yet.
     pub(super) unrecorded: Vec<Key>,
-    /// How many savepoints were set, for the name of the next.
-    pub(super) savepoints: u32,
     /// The transaction wrote what it should not have, and must not be committed.
     pub(super) doomed: Option<&'static str>,
 }
@@ -102,10 +102,12 @@ impl<'c, DB: FenceDatabase> Admitted<'c, DB> {
     /// Lends out the raw connection, for COPY and for functions that want `&mut PgConnection`.
     ///
     /// What happens on it is not watched, so the commit asks the database first whether this is
-    /// still the admitted transaction, unharmed: one round trip more. Do not end the transaction
-    /// there; a write after that is not fenced, and only found out at the commit.
+    /// still the admitted transaction, unharmed: one round trip more. Without a commit the
+    /// connection is closed. Do not end the transaction there; a write after that is not fenced,
+    /// and only found out at the commit.
     pub fn lend(&mut self) -> &mut DB::Connection {
         self.health.suspect = true;
+        self.health.lent = true;
         self.link.conn()
     }
 

@@ -47,12 +47,14 @@ pub trait Dialect: Database {
         grant: &Grant,
     ) -> impl Future<Output = Result<(), FenceError>> + Send;
 
-    /// Issues the owner the first token of the next epoch, in a committed transaction of its own.
+    /// Issues the owner the first token of the next epoch, in a committed transaction of its own;
+    /// not later than `within` from now.
     fn renumber(
         conn: &mut Self::Connection,
         resource: &Resource,
         owner: OwnerId,
         counter: Option<FencingToken>,
+        within: Duration,
         patience: Patience,
     ) -> impl Future<Output = Result<FencingToken, FenceError>> + Send;
 
@@ -155,7 +157,7 @@ pub struct SeenRow {
 }
 
 /// What one repository statement did, and what it found where it did nothing.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Seen {
     pub written: i64,
     /// Whether the row is there.

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Number, Value};
 use sha2::{Digest, Sha256};
 
 use super::error::FenceError;
@@ -44,6 +44,9 @@ fn write_canonical(value: &Value, out: &mut String) {
 }
 
 fn write_scalar(scalar: &Value, out: &mut String) {
+    // Another crate may have switched on `arbitrary_precision`, which keeps a number's own text.
+    let double = scalar.as_f64().filter(|_| scalar.is_f64()).and_then(Number::from_f64).map(Value::from);
+    let scalar = double.as_ref().unwrap_or(scalar);
     // Writing to a String cannot fail.
     let _ = write!(out, "{scalar}");
 }

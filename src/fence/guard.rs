@@ -16,8 +16,9 @@ use super::dialect::{FenceDatabase, Isolation, NOT_RAISED, Opening, Patience};
 use super::error::FenceError;
 use super::limits::{Limits, millis};
 use super::transaction::FencedTransaction;
+use crate::clock::Clock;
 use crate::credential::Credential;
-use crate::error::Invalid;
+use crate::error::{Group, Invalid};
 use crate::grant::Grant;
 use crate::owner::OwnerId;
 use crate::renumber::{Renumber, RenumberError};
@@ -127,8 +128,10 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Begins a transaction under a lease or a grant, in one round trip.
     ///
     /// Once it has returned, no transaction of an older grant on the resource is open and none can
-    /// begin; what is read in the transaction stays true until it ends; and a newer grant waits
-    /// for its end. Awaiting the result sends it; [`Begin`] has options.
+    /// begin; what is read in the transaction is not changed by an older holder afterwards; and a
+    /// newer grant waits for its end. Transactions of the *same* grant run side by side, and see to
+    /// each other as any do: by [`Write::add`](super::Write::add), `select … for update`, or a stricter
+    /// [isolation level](Begin::isolation). Awaiting the result sends it; [`Begin`] has options.
     ///
     /// # Errors
     ///
@@ -155,8 +158,8 @@ impl<DB: FenceDatabase> Fence<DB> {
     ///
     /// # Errors
     ///
-    /// As [`Fence::begin`], and [`FenceError::Unfenced`] in a nested transaction, whose rollback
-    /// would lift the admission; [`FenceError::Retry`] if a stricter isolation level's snapshot was
+    /// As [`Fence::begin`], and [`FenceError::Unfenced`] in a nested transaction or after a savepoint,
+    /// whose rollback would lift the admission; [`FenceError::Retry`] if a stricter isolation level's snapshot was
     /// taken before the fence was raised. On any of them, roll back.
     ///
     /// # Cancel safety
@@ -193,7 +196,9 @@ impl<DB: FenceDatabase> Fence<DB> {
     /// Raises the fence on a connection other than the caller's.
     async fn raise_beside(&self, grant: &Grant) -> Result<(), FenceError> {
         // Waiting for the pool could be waiting for the caller's own transaction.
-        if let Some(mut conn) = Checkout::idle(&self.pool) {
+        if let Some(mut conn) = Checkout::idle(&self.pool)
+            && conn.ping().await.is_ok()
+        {
             let outcome = DB::raise(&mut conn, grant, self.patience).await;
             return conn.settle(outcome).await;
         }
@@ -283,10 +288,19 @@ impl<DB: FenceDatabase> Renumber for Fence<DB> {
         resource: &'a Resource,
         owner: OwnerId,
         counter: Option<FencingToken>,
+        within: Duration,
     ) -> BoxFuture<'a, Result<FencingToken, RenumberError>> {
         Box::pin(async move {
+            let clock = Clock::boot();
+            let end = clock.now().plus(within);
             let mut conn = Checkout::from(&self.pool).await?;
-            let outcome = DB::renumber(&mut conn, resource, owner, counter, self.patience).await;
+            // The pool may have taken its time.
+            let within = end.since(clock.now());
+            if within.is_zero() {
+                conn.abandon().await;
+                return Err(RenumberError::new(Group::Unavailable, "no connection came in time"));
+            }
+            let outcome = DB::renumber(&mut conn, resource, owner, counter, within, self.patience).await;
             Ok(conn.settle(outcome).await?)
         })
     }

@@ -1,6 +1,7 @@
 //! Idempotency keys, which commit together with the effects they name.
 
 use std::marker::PhantomData;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -190,12 +191,12 @@ pub struct Fresh<R> {
     response: PhantomData<fn(R)>,
 }
 
-impl<R: Serialize> Fresh<R> {
+impl<R: Serialize + DeserializeOwned> Fresh<R> {
     /// Records the response, to be stored with the work when the transaction commits, and returns it.
     ///
     /// # Errors
     ///
-    /// [`FenceError::Payload`] if it is not JSON; [`FenceError::Unfenced`] if `tx` is not the
+    /// [`FenceError::Payload`] if it is not JSON that reads back; [`FenceError::Unfenced`] if `tx` is not the
     /// transaction that claimed the key; otherwise the database's.
     ///
     /// # Cancel safety
@@ -207,6 +208,8 @@ impl<R: Serialize> Fresh<R> {
         response: R,
     ) -> Result<R, FenceError> {
         let text = serde_json::to_string(&response).map_err(FenceError::Payload)?;
+        // What does not read back (a NaN becomes null) could never be replayed.
+        serde_json::from_str::<R>(&text).map_err(FenceError::Payload)?;
         let grant = tx.grant.clone();
         let row = ClaimRow {
             scope: &self.key.scope,
@@ -243,8 +246,7 @@ impl<R: Serialize> Fresh<R> {
         self,
         tx: &mut Admitted<'_, DB>,
     ) -> Result<Undoable<R>, FenceError> {
-        tx.health.savepoints += 1;
-        let point = Savepoint { number: tx.health.savepoints };
+        let point = Savepoint { number: SAVEPOINTS.fetch_add(1, Ordering::Relaxed) };
         run(tx, point.set()).await?;
         Ok(Undoable { fresh: self, point, unrecorded: tx.health.unrecorded.clone() })
     }
@@ -260,7 +262,7 @@ pub struct Undoable<R> {
     unrecorded: Vec<Key>,
 }
 
-impl<R: Serialize> Undoable<R> {
+impl<R: Serialize + DeserializeOwned> Undoable<R> {
     /// Keeps the work and records its response, as [`Fresh::record`].
     ///
     /// # Errors
@@ -302,8 +304,11 @@ impl<R: Serialize> Undoable<R> {
 /// A savepoint of this crate's, by a name that no other of the transaction has.
 #[derive(Debug, Clone, Copy)]
 struct Savepoint {
-    number: u32,
+    number: u64,
 }
+
+/// Counts savepoints in the whole process: one transaction may be admitted more than once.
+static SAVEPOINTS: AtomicU64 = AtomicU64::new(1);
 
 impl Savepoint {
     fn set(self) -> String {

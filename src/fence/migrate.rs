@@ -61,5 +61,7 @@ fn migrator(table: &'static str, steps: &[Step]) -> Migrator {
     migrator.dangerous_set_table_name(table);
     // sqlx's own lock belongs to the session and would not survive a pooler.
     migrator.set_locking(false);
+    // A newer version of this library may have been here, as in a rolling upgrade.
+    migrator.set_ignore_missing(true);
     migrator
 }

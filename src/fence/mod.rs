@@ -39,7 +39,7 @@
 //! round trips than a plain one:
 //!
 //! ```text
-//! begin; select fencerow.raise(…); commit; begin; set local …; select fencerow.admit(…)
+//! begin; select fencerow.raise(…); commit; begin; set local …; select fencerow.admit_first(…)
 //! ```
 //!
 //! The rules are SQL functions, and any language may call them: `select fencerow.raise('x', 33,

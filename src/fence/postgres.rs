@@ -1,9 +1,10 @@
 //! The fence in Postgres: a thin face of the SQL functions in `migrations/postgres`.
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use sqlx::postgres::{PgArguments, PgConnection, PgDatabaseError, PgSeverity};
-use sqlx::{AssertSqlSafe, Executor, Postgres, Row, SqlSafeStr};
+use sqlx::{AssertSqlSafe, Executor, Postgres, Row, SqlSafeStr, SqlStr};
 use sqlx_core::transaction::TransactionManager;
 
 use super::dialect::{
@@ -25,6 +26,7 @@ const MIGRATIONS_TABLE: &str = "fencerow.migrations";
 /// Keeps two processes from migrating at once, until the end of the transaction. Creating the
 /// schema is inside it: `if not exists` is no protection against another session's creating it.
 const PREPARE: &str = "
+    begin isolation level read committed read write;
     select pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('fencerow migrations', 20051));
     create schema if not exists fencerow;";
 
@@ -46,14 +48,14 @@ impl Dialect for Postgres {
                 outcome => return outcome.map_err(|error| Self::explain(error, grant)),
             }
         }
-        let message = raise(grant, opening.patience)? + &admission;
+        let message = raise(conn, grant, opening.patience)? + &admission;
         Transactions::begin(conn, Some(AssertSqlSafe(message).into_sql_str()))
             .await
             .map_err(|error| Self::explain(error, grant))
     }
 
     async fn raise(conn: &mut PgConnection, grant: &Grant, patience: Patience) -> Result<(), FenceError> {
-        let message = raise(grant, patience)?;
+        let message = raise(conn, grant, patience)?;
         conn.execute(AssertSqlSafe(message)).await.map_err(|error| Self::explain(error, grant))?;
         Ok(())
     }
@@ -74,14 +76,16 @@ impl Dialect for Postgres {
         resource: &Resource,
         owner: OwnerId,
         counter: Option<FencingToken>,
+        within: Duration,
         patience: Patience,
     ) -> Result<FencingToken, FenceError> {
         let counter = counter.map_or("null".to_owned(), |counter| counter.to_string());
+        let statement_limit = i32::try_from(within.as_millis()).unwrap_or(i32::MAX).max(1);
         let message = format!(
-            "begin isolation level read committed read write; \
-             set local statement_timeout = 0; \
+            "{} set local statement_timeout = {statement_limit}; \
              select fencerow.renumber({}, '{owner}', {counter}, {}, {}); \
              commit",
+            begin_raise(conn, patience)?,
             literal(resource.as_str()),
             millis("patience", patience.limit)?,
             patience.end_blockers,
@@ -117,12 +121,13 @@ impl Dialect for Postgres {
     }
 
     async fn rollback(conn: &mut PgConnection) -> Result<(), sqlx::Error> {
-        if Transactions::get_transaction_depth(conn) == 1 {
-            return Transactions::rollback(conn).await;
+        match Transactions::get_transaction_depth(conn) {
+            // sqlx counts a transaction only once its begin has succeeded; this one has not.
+            0 => conn.execute("rollback").await.map(drop),
+            1 => Transactions::rollback(conn).await,
+            // A nested one was leaked: sqlx would go on counting it.
+            _ => Err(sqlx::Error::InvalidSavePointStatement),
         }
-        // sqlx counts a transaction only once its begin has succeeded; this one has not.
-        conn.execute("rollback").await?;
-        Ok(())
     }
 
     async fn claim(conn: &mut PgConnection, claim: &ClaimRow<'_>) -> Result<Option<SeenRow>, sqlx::Error> {
@@ -172,15 +177,13 @@ impl Dialect for Postgres {
     }
 
     async fn migrate(conn: &mut PgConnection) -> Result<(), FenceError> {
-        let begin = format!("begin; {PREPARE}");
-        Transactions::begin(conn, Some(AssertSqlSafe(begin).into_sql_str())).await?;
+        Transactions::begin(conn, Some(SqlStr::from_static(PREPARE))).await?;
         migrate::up(conn, MIGRATIONS_TABLE, MIGRATIONS).await.map_err(FenceError::Migration)?;
         Ok(Transactions::commit(conn).await?)
     }
 
     async fn unmigrate(conn: &mut PgConnection) -> Result<(), FenceError> {
-        let begin = format!("begin; {PREPARE}");
-        Transactions::begin(conn, Some(AssertSqlSafe(begin).into_sql_str())).await?;
+        Transactions::begin(conn, Some(SqlStr::from_static(PREPARE))).await?;
         migrate::down(conn, MIGRATIONS_TABLE, MIGRATIONS).await.map_err(FenceError::Migration)?;
         Ok(Transactions::commit(conn).await?)
     }
@@ -205,6 +208,9 @@ fn explain(error: sqlx::Error, resource: &Resource, offered: FencingToken) -> Fe
             let key = refusal.try_downcast_ref::<PgDatabaseError>().and_then(PgDatabaseError::detail);
             FenceError::Unrecorded { key: key.unwrap_or_default().to_owned() }
         }
+        (_, Some("25001")) => {
+            FenceError::Unfenced { reason: "a savepoint's rollback would lift the admission" }
+        }
         (_, Some("ZF003")) => FenceError::Unfenced { reason: "it was never admitted" },
         // No schema, function, table; or no right to the schema.
         (sqlx::Error::Database(refusal), Some("3F000" | "42883" | "42P01" | "42501"))
@@ -219,6 +225,11 @@ fn explain(error: sqlx::Error, resource: &Resource, offered: FencingToken) -> Fe
         (_, Some("57P01" | "25P03" | "57014" | "25P04")) => FenceError::Ended(error),
         // No connection to be had: too many, starting up or shutting down, connection failure.
         (_, Some(code)) if code.starts_with("08") || matches!(code, "53300" | "57P02" | "57P03") => {
+            FenceError::Unavailable(error)
+        }
+        // A standby, as after a failover that this client has not followed yet.
+        (_, Some("25006")) => FenceError::Unavailable(error),
+        (sqlx::Error::Database(refusal), Some("0A000")) if refusal.message().contains("recovery") => {
             FenceError::Unavailable(error)
         }
         (
@@ -238,7 +249,8 @@ fn is_known_not_committed(error: &sqlx::Error) -> bool {
     let Some(error) = error.try_downcast_ref::<PgDatabaseError>() else { return false };
     match error.severity() {
         PgSeverity::Fatal | PgSeverity::Panic => matches!(error.code(), "57P01" | "25P03" | "25P04"),
-        _ => !error.code().starts_with("08"),
+        // 40003 is "statement completion unknown".
+        _ => !error.code().starts_with("08") && error.code() != "40003",
     }
 }
 
@@ -256,21 +268,40 @@ fn literal(text: &str) -> String {
     literal + "', 'hex'), 'UTF8')"
 }
 
-/// A transaction of its own that raises the fence. It has no parameters, since it travels in one
-/// message of the simple protocol with what follows: text goes in as hex, the rest is numbers. Its
-/// wait is bounded by the patience, and must not be cut short by a limit of the session's.
-fn raise(grant: &Grant, patience: Patience) -> Result<String, FenceError> {
-    Ok(format!(
+/// The beginning of a transaction that raises the fence. Its wait is bounded by the patience, and
+/// must not be cut short by a limit of the session's, or nobody would ever end a sleeper. Nor must
+/// it go on for one who has given up: the server looks whether its client is still there.
+fn begin_raise(conn: &PgConnection, patience: Patience) -> Result<String, FenceError> {
+    let patience = millis("patience", patience.limit)?;
+    let mut message = format!(
         "begin isolation level read committed read write; \
-         set local statement_timeout = 0; \
+         set local lock_timeout = {patience}; \
+         set local client_connection_check_interval = 250; "
+    );
+    if has_transaction_timeout(conn) {
+        message += "set local transaction_timeout = 0; ";
+    }
+    Ok(message)
+}
+
+/// A transaction of its own that raises the fence. It has no parameters, since it travels in one
+/// message of the simple protocol with what follows: text goes in as hex, the rest is numbers.
+fn raise(conn: &PgConnection, grant: &Grant, patience: Patience) -> Result<String, FenceError> {
+    Ok(format!(
+        "{} set local statement_timeout = 0; \
          select fencerow.raise({}, {}, '{}', {}, {}); \
          commit; ",
+        begin_raise(conn, patience)?,
         literal(grant.resource().as_str()),
         grant.token(),
         grant.owner(),
         millis("patience", patience.limit)?,
         patience.end_blockers,
     ))
+}
+
+fn has_transaction_timeout(conn: &PgConnection) -> bool {
+    conn.server_version_num().is_some_and(|version| version >= 170_000)
 }
 
 /// The beginning of the admitted transaction: its limits, then the admission, which is the
@@ -294,13 +325,17 @@ fn admission(conn: &PgConnection, grant: &Grant, opening: &Opening) -> Result<St
         let _ = write!(message, "set local statement_timeout = {statement}; ");
     }
     if let Some(transaction) = limits.transaction
-        && conn.server_version_num().is_some_and(|version| version >= 170_000)
+        && has_transaction_timeout(conn)
     {
-        let _ = write!(message, "set local transaction_timeout = {transaction}; ");
+        // A timer that runs already keeps its old limit, unless it is stopped first.
+        let _ = write!(
+            message,
+            "set local transaction_timeout = 0; set local transaction_timeout = {transaction}; "
+        );
     }
     let _ = write!(
         message,
-        "select fencerow.admit({}, {}, '{}')",
+        "select fencerow.admit_first({}, {}, '{}')",
         literal(grant.resource().as_str()),
         grant.token(),
         grant.owner(),
@@ -372,10 +407,12 @@ fn write_sql(statement: &Statement<Postgres>) -> String {
             )
         }
     };
+    // An insert changes no row that is there, so it does not take the right to.
+    let lock = if *verb == Verb::Insert { "" } else { " for share" };
     format!(
         "with {written}, \
          seen as (select t.last_token from {table} as t \
-                   where {key} and not exists (select from written) for share) \
+                   where {key} and not exists (select from written){lock}) \
          select (select count(*) from written), \
                 exists (select from seen), \
                 (select last_token from seen limit 1)"

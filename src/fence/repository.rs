@@ -339,6 +339,7 @@ impl<'t, 'c, DB: FenceDatabase, F: Form> Write<'t, 'c, DB, F> {
         }
         let grant = self.tx.grant.clone();
         let token = grant.token();
+        let mut before = None;
         for _ in 0..ATTEMPTS {
             let seen = DB::write(self.tx.begin_statement(), &statement).await;
             let seen = self.tx.end_statement(seen).map_err(|error| DB::explain(error, &grant))?;
@@ -349,7 +350,13 @@ impl<'t, 'c, DB: FenceDatabase, F: Form> Write<'t, 'c, DB, F> {
             }
             match F::judge(statement.verb, seen, token) {
                 Verdict::Outcome(outcome) => return Ok(outcome),
-                Verdict::Again => {}
+                // Twice the same, and nothing that explains it: something in the database keeps the
+                // write from happening.
+                Verdict::Again if before == Some(seen) => {
+                    let reason = "the database suppressed it without an error, by a trigger or a row policy";
+                    return Err(Invalid::Option { what: "write", reason }.into());
+                }
+                Verdict::Again => before = Some(seen),
                 Verdict::Stale => {
                     let seen = FencingToken::new(seen.last_token.unwrap_or(0))?;
                     tracing::warn!(resource = %grant.resource(), %token, %seen, "stale write refused by a row");
@@ -391,6 +398,10 @@ fn qualified<F>(table: &Table<F>) -> Result<String, Invalid> {
 }
 
 fn quoted(column: &str) -> Result<String, FenceError> {
+    if column.eq_ignore_ascii_case("last_token") {
+        let reason = "the column is written by the fence alone";
+        return Err(Invalid::Identifier { name: column.to_owned(), reason }.into());
+    }
     Ok(quoted_name(column)?)
 }
 

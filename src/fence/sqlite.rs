@@ -4,6 +4,8 @@
 //! in between. What SQLite cannot do is end a client: one that is stopped inside its transaction
 //! keeps every other writer out until it goes on or is killed. Keep the transactions short.
 
+use std::time::Duration;
+
 use sqlx::sqlite::SqliteConnection;
 use sqlx::{AssertSqlSafe, Executor, Row, SqlStr, Sqlite};
 use sqlx_core::transaction::TransactionManager;
@@ -75,6 +77,7 @@ impl Dialect for Sqlite {
         resource: &Resource,
         owner: OwnerId,
         counter: Option<FencingToken>,
+        _: Duration,
         _: Patience,
     ) -> Result<FencingToken, FenceError> {
         let explain = |error| explain(error, resource);
@@ -104,7 +107,16 @@ impl Dialect for Sqlite {
             });
         }
         // Another transaction in its place is as good only if nobody has been here in between.
-        check(conn, grant).await
+        check(conn, grant).await?;
+        // The record of a response may have been rolled back to a savepoint.
+        let unrecorded: Option<String> = sqlx::query_scalar(include_str!("sql/sqlite/unrecorded.sql"))
+            .bind(grant.resource().as_str())
+            .bind(grant.token().get())
+            .bind(grant.owner().get())
+            .fetch_optional(conn)
+            .await
+            .map_err(|error| Self::explain(error, grant))?;
+        unrecorded.map_or(Ok(()), |key| Err(FenceError::Unrecorded { key }))
     }
 
     async fn commit(conn: &mut SqliteConnection, grant: &Grant) -> Result<(), FenceError> {
@@ -117,10 +129,12 @@ impl Dialect for Sqlite {
     }
 
     async fn rollback(conn: &mut SqliteConnection) -> Result<(), sqlx::Error> {
-        if Transactions::get_transaction_depth(conn) > 0 {
-            return Transactions::rollback(conn).await;
+        match Transactions::get_transaction_depth(conn) {
+            0 => Ok(()),
+            1 => Transactions::rollback(conn).await,
+            // A nested one was leaked: only that would be rolled back.
+            _ => Err(sqlx::Error::InvalidSavePointStatement),
         }
-        Ok(())
     }
 
     async fn claim(
@@ -297,7 +311,7 @@ fn explain(error: sqlx::Error, resource: &Resource) -> FenceError {
 
 fn write_sql(statement: &Statement<Sqlite>) -> String {
     let Statement { verb, table, writes_if, keys, sets, .. } = statement;
-    let key = keys.iter().map(|(column, n)| format!("{column} = ${n}")).collect::<Vec<_>>().join(" and ");
+    let key = keys.iter().map(|(column, n)| format!("t.{column} = ${n}")).collect::<Vec<_>>().join(" and ");
     let key_columns = keys.iter().map(|(column, _)| column.as_str()).collect::<Vec<_>>().join(", ");
     let mut changes = String::new();
     let (mut columns, mut values) = (key_columns.clone(), String::new());
@@ -326,6 +340,10 @@ fn write_sql(statement: &Statement<Sqlite>) -> String {
 /// The row's token, asked for by its keys alone.
 fn seen_sql(statement: &Statement<Sqlite>) -> String {
     let key =
-        statement.keys.iter().enumerate().map(|(index, (column, _))| format!("{column} = ${}", index + 1));
-    format!("select last_token from {} where {}", statement.table, key.collect::<Vec<_>>().join(" and "))
+        statement.keys.iter().enumerate().map(|(index, (column, _))| format!("t.{column} = ${}", index + 1));
+    format!(
+        "select t.last_token from {} as t where {}",
+        statement.table,
+        key.collect::<Vec<_>>().join(" and ")
+    )
 }

@@ -80,6 +80,8 @@ impl<DB: FenceDatabase> FencedTransaction<DB> {
             let conn = self.admitted.begin_statement();
             let probed = DB::probe(conn, &grant).await;
             self.admitted.end_statement(probed)?;
+            // It has answered: nothing is under way on it any more.
+            self.admitted.health.lent = false;
         }
         let conn = self.admitted.begin_statement();
         let committed = DB::commit(conn, &grant).await;
@@ -98,9 +100,10 @@ impl<DB: FenceDatabase> FencedTransaction<DB> {
     /// Dropping the future closes the connection, which rolls back as well.
     pub async fn rollback(mut self) -> Result<(), FenceError> {
         let conn = self.admitted.begin_statement();
-        let outcome = DB::rollback(conn).await;
-        self.finished = outcome.is_ok();
-        self.admitted.end_statement(outcome).map_err(FenceError::Unavailable)
+        DB::rollback(conn).await.map_err(FenceError::Unavailable)?;
+        // Only now is the connection fit for the pool; otherwise it is closed.
+        self.finished = true;
+        Ok(())
     }
 }
 
@@ -122,7 +125,7 @@ impl<DB: FenceDatabase> Drop for FencedTransaction<DB> {
     fn drop(&mut self) {
         let finished = self.finished;
         let health = &self.admitted.health;
-        let unfit = health.in_flight || (health.suspect && !DB::ROLLBACK_MENDS);
+        let unfit = health.in_flight || health.lent || (health.suspect && !DB::ROLLBACK_MENDS);
         let Some(conn) = self.admitted.pooled_mut() else { return };
         if finished {
             return;

@@ -204,6 +204,7 @@ impl Acquire<'_> {
         let mut current = acquisition();
         let began = clock.now();
         let end = began.plus(self.wait);
+        let timeout = || LeaseError::Timeout { resource: resource.clone(), waited: clock.now().since(began) };
         let mut pause = FIRST_PAUSE;
         let mut last = None;
         loop {
@@ -214,7 +215,11 @@ impl Acquire<'_> {
                     biased;
                     outcome = current.attempt(self.keep_alive) => outcome,
                     () = clock.sleep_until(end) => {
-                        return Err(last.unwrap_or_else(|| LeaseError::Unavailable("it did not answer in time".into())));
+                        return Err(match last {
+                            Some(LeaseError::Timeout { .. }) => timeout(),
+                            Some(error) => error,
+                            None => LeaseError::Unavailable("it did not answer in time".into()),
+                        });
                     }
                 }
             };
@@ -226,8 +231,7 @@ impl Acquire<'_> {
                     if self.wait.is_zero() {
                         LeaseError::Held { resource: resource.clone(), remaining }
                     } else {
-                        let waited = clock.now().since(began);
-                        LeaseError::Timeout { resource: resource.clone(), waited }
+                        timeout()
                     }
                 }
                 // While there is time left, a service that cannot be asked is asked again.

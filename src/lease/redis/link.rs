@@ -1,13 +1,14 @@
 //! The connection, and its replacement when it is of no more use.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
+use futures_util::future::{BoxFuture, Shared};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, ErrorKind, RedisError, ServerErrorKind, Value};
-use tokio::sync::Mutex;
 
+use super::super::ttl::Ttl;
 use super::script::Script;
 use crate::clock::{Clock, Moment};
 
@@ -15,31 +16,36 @@ use crate::clock::{Clock, Moment};
 const CONNECT_LIMIT: Duration = Duration::from_secs(3);
 /// How long an answer may take; the crate's own limit of half a second is shorter than many a
 /// pause of a busy server.
-pub(super) const RESPONSE_LIMIT: Duration = Duration::from_secs(3);
+const RESPONSE_LIMIT: Duration = Duration::from_secs(3);
+/// A server that is silent for less than this is waited for, however short the lease: connecting
+/// anew takes its time as well.
+const SHORTEST_PATIENCE: Duration = Duration::from_millis(200);
 
 /// One connection for everybody, opened when it is needed.
 ///
-/// A connection that is closed, or that stays silent for [`RESPONSE_LIMIT`], is replaced: behind a
-/// balancer or a firewall a dead server keeps its connections open and takes everything.
+/// A connection that is closed, or that stays silent for too long, is replaced: behind a balancer
+/// or a firewall a dead server keeps its connections open and takes everything.
 pub(super) struct Link {
     client: Client,
     config: AsyncConnectionConfig,
     clock: Clock,
     current: Mutex<Current>,
-    failures: AtomicU64,
 }
 
 #[derive(Default)]
 struct Current {
     open: Option<Arc<Open>>,
-    failure: Option<RedisError>,
+    connecting: Option<Connecting>,
 }
+
+/// An attempt to connect that everybody who needs it can wait for.
+type Connecting = Shared<BoxFuture<'static, Result<Arc<Open>, RedisError>>>;
 
 struct Open {
     connection: MultiplexedConnection,
     /// Since when a request has waited with no answer to any. Requests are dropped before their
     /// time by holders whose deadlines are shorter, so their own limits would not tell.
-    waiting: std::sync::Mutex<Option<Moment>>,
+    waiting: Mutex<Option<Moment>>,
 }
 
 impl Link {
@@ -47,22 +53,26 @@ impl Link {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(CONNECT_LIMIT))
             .set_response_timeout(Some(RESPONSE_LIMIT));
-        Self { client, config, clock: Clock::boot(), current: Mutex::default(), failures: AtomicU64::new(0) }
+        Self { client, config, clock: Clock::boot(), current: Mutex::default() }
     }
 
     /// Connects, if there is no connection.
     pub(super) async fn connect(&self) -> Result<(), RedisError> {
-        self.open().await.map(drop)
+        self.open(RESPONSE_LIMIT).await.map(drop)
     }
 
-    /// Runs a script: its answer, or an error where there is no connection.
+    /// Runs a script: its answer, or an error where there is no connection. For a lease of `ttl` a
+    /// connection that has been silent for a quarter of that is not used again: the second of two
+    /// requests still finds a better one in time.
     pub(super) async fn run(
         &self,
+        ttl: Option<Ttl>,
         script: &Script,
         keys: &[&str],
         arguments: &[&str],
     ) -> Result<Result<Value, RedisError>, RedisError> {
-        let open = self.open().await?;
+        let patience = ttl.map_or(RESPONSE_LIMIT, |ttl| ttl.get() / 4);
+        let open = self.open(patience.clamp(SHORTEST_PATIENCE, RESPONSE_LIMIT)).await?;
         let mut connection = open.connection.clone();
         open.set_waiting(|since| since.or(Some(self.clock.now())));
         let mut answer = script.by_hash(keys, arguments).query_async(&mut connection).await;
@@ -71,7 +81,7 @@ impl Link {
         }
         match &answer {
             Err(error) if is_useless_after(error) => {
-                let mut current = self.current.lock().await;
+                let mut current = self.current();
                 if current.open.as_ref().is_some_and(|now| Arc::ptr_eq(now, &open)) {
                     current.open = None;
                 }
@@ -81,31 +91,49 @@ impl Link {
         Ok(answer)
     }
 
-    async fn open(&self) -> Result<Arc<Open>, RedisError> {
-        let failures = self.failures.load(Ordering::Acquire);
-        let mut current = self.current.lock().await;
-        if let Some(open) = current.open.as_ref().filter(|open| !open.is_silent(self.clock.now())) {
-            return Ok(open.clone());
-        }
-        // Whoever waited while somebody else tried in vain does not try again one after the other.
-        if let Some(failure) = &current.failure
-            && self.failures.load(Ordering::Acquire) != failures
-        {
-            return Err(failure.clone());
-        }
-        current.open = None;
-        match self.client.get_multiplexed_async_connection_with_config(&self.config).await {
-            Ok(connection) => {
-                let open = Arc::new(Open { connection, waiting: std::sync::Mutex::default() });
-                current.open = Some(open.clone());
-                Ok(open)
+    async fn open(&self, patience: Duration) -> Result<Arc<Open>, RedisError> {
+        let connecting = {
+            let mut current = self.current();
+            if let Some(open) = &current.open
+                && !open.is_silent(patience, self.clock.now())
+            {
+                return Ok(open.clone());
             }
-            Err(error) => {
-                current.failure = Some(error.clone());
-                self.failures.fetch_add(1, Ordering::Release);
-                Err(error)
+            current.open = None;
+            match &current.connecting {
+                // Whoever comes while somebody else tries waits for the same attempt, also where
+                // it is in vain. One that nobody waited for to the end may have succeeded.
+                Some(connecting) if !matches!(connecting.peek(), Some(Err(_))) => connecting.clone(),
+                _ => {
+                    let connecting = self.connecting();
+                    current.connecting = Some(connecting.clone());
+                    connecting
+                }
             }
+        };
+        let outcome = connecting.clone().await;
+        let mut current = self.current();
+        if current.connecting.as_ref().is_some_and(|now| now.ptr_eq(&connecting)) {
+            current.connecting = None;
+            current.open = outcome.as_ref().ok().cloned();
         }
+        outcome
+    }
+
+    /// Begins to connect. It goes on when those who wait for it give up: a holder whose lease is
+    /// short must not keep all others from ever getting a connection.
+    fn connecting(&self) -> Connecting {
+        let (client, config) = (self.client.clone(), self.config.clone());
+        let task = tokio::spawn(async move {
+            let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+            Ok(Arc::new(Open { connection, waiting: Mutex::default() }))
+        });
+        let ended = |_| RedisError::from((ErrorKind::Client, "the runtime that connected has ended"));
+        task.map(move |outcome| outcome.unwrap_or_else(|error| Err(ended(error)))).boxed().shared()
+    }
+
+    fn current(&self) -> MutexGuard<'_, Current> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -115,9 +143,9 @@ impl Open {
         *waiting = since(*waiting);
     }
 
-    fn is_silent(&self, now: Moment) -> bool {
+    fn is_silent(&self, patience: Duration, now: Moment) -> bool {
         let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        waiting.is_some_and(|since| now.since(since) > RESPONSE_LIMIT)
+        waiting.is_some_and(|since| now.since(since) > patience)
     }
 }
 

@@ -27,8 +27,8 @@ use crate::token::FencingToken;
 /// Keeps locks and token counters in one Redis server, 6.0 or newer; clones share the connection.
 ///
 /// Each step is one script in one round trip; a lock's time is judged by the server. A request
-/// waits at most three seconds for its answer, and as long for a connection; a server that does
-/// not answer is connected to anew.
+/// waits at most three seconds for its answer, and as long for a connection. A server that does
+/// not answer is connected to anew, for short leases sooner.
 ///
 /// # What is kept
 ///
@@ -117,11 +117,12 @@ impl RedisLocks {
     async fn run<T: FromRedisValue>(
         &self,
         resource: &Resource,
+        ttl: Option<Ttl>,
         script: &Script,
         keys: &[&str],
         arguments: &[&str],
     ) -> Result<T, LeaseError> {
-        let answer = self.link.run(script, keys, arguments).await.map_err(unavailable)?;
+        let answer = self.link.run(ttl, script, keys, arguments).await.map_err(unavailable)?;
         let answer = answer.map_err(|error| failure(resource, error))?;
         T::from_redis_value(answer).map_err(|error| refused(resource, error))
     }
@@ -129,11 +130,12 @@ impl RedisLocks {
     async fn step(
         &self,
         resource: &Resource,
+        ttl: Option<Ttl>,
         script: &Script,
         keys: &[&str],
         arguments: &[&str],
     ) -> Result<Standing, LeaseError> {
-        let done: bool = self.run(resource, script, keys, arguments).await?;
+        let done: bool = self.run(resource, ttl, script, keys, arguments).await?;
         Ok(if done { Standing::Ours } else { Standing::NotOurs })
     }
 }
@@ -147,7 +149,13 @@ impl LockService for RedisLocks {
             let ttl = request.ttl.millis().to_string();
             let origin = serde_json::to_string(&request.origin).map_err(|error| refused(resource, error))?;
             let (outcome, number): (String, String) = self
-                .run(resource, &script::ACQUIRE, &[&lock, &token, &run], &[&owner, &ttl, &origin])
+                .run(
+                    resource,
+                    Some(request.ttl),
+                    &script::ACQUIRE,
+                    &[&lock, &token, &run],
+                    &[&owner, &ttl, &origin],
+                )
                 .await?;
             match outcome.as_str() {
                 "granted" => Ok(Attempt::Granted(parse(resource, &number)?)),
@@ -167,7 +175,7 @@ impl LockService for RedisLocks {
         Box::pin(async move {
             let keys = self.keys(resource);
             let keys = [keys.lock.as_str(), &keys.token, &keys.run];
-            self.step(resource, &script::SEED, &keys, &[&owner.to_string(), &token.to_string()]).await
+            self.step(resource, None, &script::SEED, &keys, &[&owner.to_string(), &token.to_string()]).await
         })
     }
 
@@ -180,7 +188,7 @@ impl LockService for RedisLocks {
         Box::pin(async move {
             let lock = self.keys(resource).lock;
             let arguments = [owner.to_string(), ttl.millis().to_string()];
-            self.step(resource, &script::RENEW, &[&lock], &[&arguments[0], &arguments[1]]).await
+            self.step(resource, Some(ttl), &script::RENEW, &[&lock], &[&arguments[0], &arguments[1]]).await
         })
     }
 
@@ -191,7 +199,7 @@ impl LockService for RedisLocks {
     ) -> BoxFuture<'a, Result<Standing, LeaseError>> {
         Box::pin(async move {
             let lock = self.keys(resource).lock;
-            self.step(resource, &script::RELEASE, &[&lock], &[&owner.to_string()]).await
+            self.step(resource, None, &script::RELEASE, &[&lock], &[&owner.to_string()]).await
         })
     }
 
@@ -202,14 +210,15 @@ impl LockService for RedisLocks {
     ) -> BoxFuture<'a, Result<Standing, LeaseError>> {
         Box::pin(async move {
             let keys = self.keys(resource);
-            self.step(resource, &script::DISOWN, &[&keys.lock, &keys.run], &[&owner.to_string()]).await
+            self.step(resource, None, &script::DISOWN, &[&keys.lock, &keys.run], &[&owner.to_string()]).await
         })
     }
 
     fn holder<'a>(&'a self, resource: &'a Resource) -> BoxFuture<'a, Result<Option<Holder>, LeaseError>> {
         Box::pin(async move {
             let lock = self.keys(resource).lock;
-            let held: Option<(String, i64)> = self.run(resource, &script::HOLDER, &[&lock], &[]).await?;
+            let held: Option<(String, i64)> =
+                self.run(resource, None, &script::HOLDER, &[&lock], &[]).await?;
             let Some((value, left)) = held else { return Ok(None) };
             let holder = read_holder(&value, remaining(left));
             holder.map(Some).ok_or_else(|| refused(resource, "the key holds something else than a lock"))

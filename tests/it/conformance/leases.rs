@@ -52,6 +52,7 @@ impl<B: Bench> Renumber for SlowFence<B> {
         _: &'a Resource,
         _: OwnerId,
         _: Option<FencingToken>,
+        _: Duration,
     ) -> BoxFuture<'a, Result<FencingToken, RenumberError>> {
         Box::pin(async {
             self.0.pass(self.1).await;
@@ -62,11 +63,12 @@ impl<B: Bench> Renumber for SlowFence<B> {
 
 async fn a_holder_whose_numbering_took_too_long_gets_nothing(bench: impl Bench) {
     let bench = Arc::new(bench);
-    let leases = bench.leases_numbered_by(SlowFence(bench.clone(), SHORT * 2));
-    let error = leases.acquire("a", SHORT).await.unwrap_err();
+    let ttl = SHORT * 25;
+    let leases = bench.leases_numbered_by(SlowFence(bench.clone(), ttl * 2));
+    let error = leases.acquire("a", ttl).await.unwrap_err();
     assert!(matches!(error, LeaseError::Lost { reason: Lost::Expired | Lost::Taken, .. }), "{error:?}");
     let unnumbered = Attempt::Unnumbered { counter: None };
-    bench.pass(SHORT).await;
+    bench.pass(ttl).await;
     assert_eq!(bench.locks().acquire(&request("a", LONG)).await.unwrap(), unnumbered);
 }
 
@@ -193,11 +195,11 @@ async fn waiting_ends_with_timeout_and_trying_with_held(bench: impl Bench) {
 
 async fn the_keep_alive_keeps_a_lease_past_its_time_to_live(bench: impl Bench) {
     let (leases, locks) = (bench.leases(), bench.locks());
-    // A renewal every 200 ms, of which one may be late by 400 ms.
-    let ttl = Duration::from_millis(600);
-    let lease = leases.acquire("a", ttl).await.unwrap();
+    // A renewal every second, of which one may be late by two.
+    let ttl = Duration::from_secs(3);
+    let lease = leases.acquire("a", ttl).wait(LONG).await.unwrap();
     let token = lease.token();
-    for _ in 0..8 {
+    for _ in 0..6 {
         bench.pass(ttl / 4).await;
         let renewed = eventually("it is renewed", async || {
             bench.pass(Duration::from_millis(5)).await;
@@ -233,8 +235,8 @@ async fn without_keep_alive_a_lease_is_lost_at_its_deadline(bench: impl Bench) {
 
 async fn a_lease_that_was_taken_away_is_lost_for_ever(bench: impl Bench) {
     let (leases, locks) = (bench.leases(), bench.locks());
-    let ttl = Duration::from_millis(600);
-    let lease = leases.acquire("a", ttl).await.unwrap();
+    let ttl = Duration::from_secs(3);
+    let lease = leases.acquire("a", ttl).wait(LONG).await.unwrap();
     // By an operator, or by a failover that forgot it.
     assert_eq!(locks.release(lease.resource(), lease.owner()).await.unwrap(), Standing::Ours);
     let lost = tokio::spawn(lease.lost());

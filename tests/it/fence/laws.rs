@@ -23,6 +23,7 @@ impl Stage {
     }
 }
 
+const SOON: std::time::Duration = std::time::Duration::from_secs(30);
 const ENTRY: &str = "insert into entry (payout, amount) values (1, 100)";
 
 /// Both tokens of a refusal.
@@ -134,7 +135,7 @@ async fn a_fresh_resource_is_numbered_from_one_and_every_forgetting_opens_an_epo
     let resource = Resource::new(RESOURCE).unwrap();
     let (first, second) = (OwnerId::random(), OwnerId::random());
     let renumber =
-        async |owner, counter| stage.fence.renumber(&resource, owner, counter).await.unwrap().get();
+        async |owner, counter| stage.fence.renumber(&resource, owner, counter, SOON).await.unwrap().get();
 
     assert_eq!(renumber(first, None).await, 1);
     assert_eq!(renumber(first, None).await, 1, "asked again after a lost answer");
@@ -152,7 +153,7 @@ async fn a_token_that_was_issued_and_slept_on_is_refused_after_renumbering() {
     // Issued by the lock service, and never shown to the database before the counter was lost.
     let slept_on = grant(9);
     let owner = OwnerId::random();
-    let token = stage.fence.renumber(&resource, owner, None).await.unwrap();
+    let token = stage.fence.renumber(&resource, owner, None, SOON).await.unwrap();
     let (offered, seen) = refused(&stage.fence.begin(&slept_on).await.unwrap_err());
     assert_eq!((offered, seen), (9, token.get()));
     let renumbered = fencerow::Grant::new(resource, token, owner, std::time::Duration::from_secs(5));
@@ -164,7 +165,7 @@ async fn the_last_epoch_has_no_next() {
     let stage = stage().await;
     stage.fence.begin(&grant(i64::MAX)).await.unwrap().commit().await.unwrap();
     let resource = Resource::new(RESOURCE).unwrap();
-    assert!(stage.fence.renumber(&resource, OwnerId::random(), None).await.is_err());
+    assert!(stage.fence.renumber(&resource, OwnerId::random(), None, SOON).await.is_err());
 }
 
 // ---- idempotency ----
@@ -330,6 +331,62 @@ async fn undoing_the_work_of_one_claim_leaves_the_others_of_its_transaction() {
 }
 
 #[tokio::test]
+async fn claims_of_one_transaction_that_is_admitted_twice_are_undone_apart() {
+    let stage = stage().await;
+    let held = grant(1);
+    stage.fence.begin(&held).await.unwrap().commit().await.unwrap();
+    let mut tx = stage.pool.begin().await.unwrap();
+    let mut first = stage.fence.admit(&mut tx, &held).await.unwrap();
+    let Claim::Fresh(kept) = first.claim("kept", &1).await.unwrap() else { panic!("used before") };
+    let kept = kept.undoable(&mut first).await.unwrap();
+    sqlx::query(ENTRY).execute(&mut first).await.unwrap();
+    let mut second = match stage.fence.admit(&mut tx, &held).await {
+        Ok(second) => second,
+        // Postgres admits nothing inside a savepoint, and the claim has set one.
+        Err(error) => {
+            assert!(matches!(error, FenceError::Unfenced { .. }), "{error:?}");
+            return;
+        }
+    };
+    let Claim::Fresh(undone) = second.claim("undone", &1).await.unwrap() else { panic!("used before") };
+    let undone = undone.undoable(&mut second).await.unwrap();
+    sqlx::query(ENTRY).execute(&mut second).await.unwrap();
+    undone.undo_and_record(&mut second, 0).await.unwrap();
+    kept.record(&mut second, 1).await.unwrap();
+    tx.commit().await.unwrap();
+    assert_eq!(stage.entries().await, 1);
+}
+
+#[tokio::test]
+async fn a_response_comes_back_to_the_last_digit_or_is_refused() {
+    let stage = stage().await;
+    let mut tx = stage.fence.begin(&grant(1)).await.unwrap();
+    let exact = 3186.339_326_629_059_f64.next_up();
+    let Claim::Fresh(claim) = tx.claim("exact", &1).await.unwrap() else { panic!("used before") };
+    claim.record(&mut tx, exact).await.unwrap();
+    match tx.claim::<_, f64>("exact", &1).await.unwrap() {
+        Claim::Replayed(replayed) => assert_eq!(replayed.to_bits(), exact.to_bits()),
+        Claim::Fresh(_) => panic!("forgotten"),
+    }
+    let Claim::Fresh(claim) = tx.claim("nan", &1).await.unwrap() else { panic!("used before") };
+    let error = claim.record(&mut tx, f64::NAN).await.unwrap_err();
+    assert!(matches!(error, FenceError::Payload(_)), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_response_whose_record_was_rolled_back_is_not_committed() {
+    let stage = stage().await;
+    let mut tx = stage.fence.begin(&grant(1)).await.unwrap();
+    let Claim::Fresh(claim) = tx.claim("payout-1", &100).await.unwrap() else { panic!("used before") };
+    sqlx::raw_sql("savepoint s").execute(&mut *tx).await.unwrap();
+    claim.record(&mut tx, 1).await.unwrap();
+    sqlx::raw_sql("rollback to s").execute(&mut *tx).await.unwrap();
+    let error = tx.commit().await.unwrap_err();
+    assert!(matches!(error, FenceError::Unrecorded { .. }), "{error:?}");
+    assert_eq!(settle(&stage, &grant(2), "payout-1", 100).await.unwrap(), (true, 1000));
+}
+
+#[tokio::test]
 async fn a_response_of_another_shape_is_an_error_and_not_a_guess() {
     let stage = stage().await;
     settle(&stage, &grant(1), "payout-1", 100).await.unwrap();
@@ -403,6 +460,20 @@ async fn a_nested_transaction_that_was_forgotten_is_not_called_committed() {
     let error = tx.commit().await.unwrap_err();
     assert!(matches!(error, FenceError::Unfenced { .. }), "{error:?}");
     assert_eq!(stage.entries().await, 0);
+}
+
+#[tokio::test]
+async fn a_rollback_of_a_transaction_with_a_forgotten_nested_one_leaves_the_only_connection_fit() {
+    use sqlx::Connection as _;
+    let stage = stage().await;
+    let fence: Fence<Db> = Fence::new(stage.narrow().await);
+    let mut tx = fence.begin(&grant(1)).await.unwrap();
+    sqlx::query(ENTRY).execute(&mut *tx).await.unwrap();
+    std::mem::forget(tx.lend().begin().await.unwrap());
+    assert!(tx.rollback().await.is_err());
+    let seen: i64 = sqlx::query_scalar("select count(*) from entry").fetch_one(fence.pool()).await.unwrap();
+    assert_eq!(seen, 0);
+    fence.begin(&grant(2)).await.unwrap().commit().await.unwrap();
 }
 
 #[tokio::test]
@@ -613,6 +684,20 @@ async fn a_write_without_a_key_or_with_one_that_fits_several_rows_is_refused() {
     assert!(matches!(error, FenceError::Invalid(_)), "{error:?}");
     assert!(tx.commit().await.is_err());
     assert_eq!(stage.number("select cast(sum(balance) as bigint) from account").await, 2000);
+}
+
+#[tokio::test]
+async fn a_column_that_is_not_there_or_is_the_fences_own_is_refused() {
+    let stage = stage().await;
+    let mut tx = stage.fence.begin(&grant(5)).await.unwrap();
+    for name in ["last_token", "LAST_TOKEN"] {
+        let error = tx.update(&ACCOUNT).key("id", 1_i64).set(name, 999_i64).await.unwrap_err();
+        assert!(matches!(error, FenceError::Invalid(_)), "{error:?}");
+    }
+    let error = tx.delete(&ACCOUNT).key("idd", "idd").await.unwrap_err();
+    assert!(matches!(error, FenceError::Database(_)), "{error:?}");
+    drop(tx);
+    assert_eq!(stage.number("select count(*) from account").await, 2);
 }
 
 #[tokio::test]

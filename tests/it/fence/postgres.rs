@@ -119,6 +119,7 @@ async fn a_busy_old_lease_cannot_starve_its_successor() {
         // Nobody is ended here: the queue alone has to do it.
         let (fence, old) = (stage.fence.clone().without_ending_blockers(), old.clone());
         workers.spawn(async move {
+            // Out of step with each other, so that there is hardly a moment without one.
             tokio::time::sleep(Duration::from_millis(worker * 25)).await;
             loop {
                 let mut tx = match fence.begin(&old).await {
@@ -130,8 +131,8 @@ async fn a_busy_old_lease_cannot_starve_its_successor() {
             }
         });
     }
-    tokio::time::sleep(Duration::from_millis(150)).await;
-    let fence = stage.fence.clone().without_ending_blockers();
+    eventually("transactions overlap", async || (count_sleeping(&stage).await >= 2).then_some(())).await;
+    let fence = stage.fence.clone().without_ending_blockers().with_patience(LONG).unwrap();
     fence.begin(&new).await.unwrap().commit().await.unwrap();
     for error in workers.join_all().await {
         assert!(error.is_stale(), "{error:?}");
@@ -401,17 +402,30 @@ async fn a_query_that_is_dropped_ends_at_the_server() {
     sleeping(&stage, 0).await;
 }
 
+#[tokio::test]
+async fn a_query_that_is_dropped_on_a_lent_connection_ends_at_the_server() {
+    let stage = stage().await;
+    let mut tx = stage.fence.begin(&grant(1)).await.unwrap();
+    {
+        let mut query = Box::pin(sqlx::query("select pg_sleep(600)").execute(tx.lend()));
+        tokio::select! {
+            _ = &mut query => panic!("it sleeps for ten minutes"),
+            () = sleeping(&stage, 1) => {}
+        }
+    }
+    drop(tx);
+    sleeping(&stage, 0).await;
+}
+
 /// Waits until as many sessions as `count` are in `pg_sleep`.
 async fn sleeping(stage: &Stage, count: i64) {
-    eventually("sessions sleep", async || {
-        let sleeping = number(
-            &stage.pool,
-            "select count(*) from pg_stat_activity where datname = current_database() and wait_event = 'PgSleep'",
-        )
-        .await;
-        (sleeping == count).then_some(())
-    })
-    .await;
+    eventually("sessions sleep", async || (count_sleeping(stage).await == count).then_some(())).await;
+}
+
+async fn count_sleeping(stage: &Stage) -> i64 {
+    let sleeping =
+        "select count(*) from pg_stat_activity where datname = current_database() and wait_event = 'PgSleep'";
+    number(&stage.pool, sleeping).await
 }
 
 // ---- limits ----
@@ -467,12 +481,18 @@ async fn a_transaction_idle_beyond_its_limit_is_ended_by_the_database() {
     assert_eq!(entries(&stage).await, 0);
 }
 
-/// A session's own statement limit must not keep a raise from getting rid of a sleeper.
+/// A session's own limits must not keep a raise from getting rid of a sleeper.
 #[tokio::test]
-async fn a_raise_outlasts_the_statement_limit_of_its_session() {
+async fn a_raise_outlasts_the_limits_of_its_session() {
     let stage = stage().await;
     let sleeper = stage.fence.begin(&grant(33)).await.unwrap();
-    let hasty = format!("{}?options[statement_timeout]=1s", stage.database.url);
+    // The second is of PostgreSQL 17.
+    let version: i32 = sqlx::query_scalar("select current_setting('server_version_num')::int")
+        .fetch_one(&stage.pool)
+        .await
+        .unwrap();
+    let limit = if version >= 170_000 { "transaction_timeout" } else { "statement_timeout" };
+    let hasty = format!("{}?options[statement_timeout]=1s&options[{limit}]=1s", stage.database.url);
     let fence =
         Fence::new(PgPool::connect(&hasty).await.unwrap()).with_patience(Duration::from_secs(2)).unwrap();
     fence.begin(&grant(34)).await.unwrap().commit().await.unwrap();
@@ -681,7 +701,8 @@ async fn a_role_without_rights_on_the_tables_can_do_everything() {
     let setup = format!(
         "create role {role} login password 'app';
          grant usage on schema fencerow to {role};
-         grant select, insert on entry to {role};"
+         create table ledger (id bigint primary key, last_token bigint);
+         grant select, insert on entry, ledger to {role};"
     );
     sqlx::raw_sql(sqlx::AssertSqlSafe(setup)).execute(&stage.pool).await.unwrap();
     let mut url = stage.database.url.clone();
@@ -694,6 +715,13 @@ async fn a_role_without_rights_on_the_tables_can_do_everything() {
     let sleeper = fence.begin(&grant(2)).await.unwrap();
     fence.begin(&grant(3)).await.unwrap().commit().await.unwrap();
     assert!(sleeper.commit().await.is_err());
+    // An insert takes no more than the right to insert, and to read.
+    let mut tx = fence.begin(&grant(4)).await.unwrap();
+    const LEDGER: Table<Many> = Table::many("ledger");
+    for expected in [ManyOutcome::Written, ManyOutcome::Exists] {
+        assert_eq!(tx.insert(&LEDGER).key("id", 1_i64).await.unwrap(), expected);
+    }
+    tx.commit().await.unwrap();
     for sql in ["update fencerow.fence set last_token = 1", "delete from fencerow.idempotency"] {
         assert!(sqlx::query(sql).execute(fence.pool()).await.is_err(), "{sql}");
     }
@@ -723,6 +751,52 @@ async fn a_claim_without_a_response_is_not_committed_by_the_caller_either() {
     assert!(claim_under(stage.fence.clone(), held).await.unwrap());
 }
 
+/// Its rollback would lift the admission, and sqlx does not count it as nested.
+#[tokio::test]
+async fn a_transaction_inside_a_savepoint_is_not_admitted() {
+    let stage = stage().await;
+    let held = grant(33);
+    let mut tx = stage.pool.begin().await.unwrap();
+    sqlx::raw_sql("savepoint s").execute(&mut *tx).await.unwrap();
+    let error = stage.fence.admit(&mut tx, &held).await.unwrap_err();
+    assert!(matches!(error, FenceError::Unfenced { .. }), "{error:?}");
+    tx.rollback().await.unwrap();
+
+    let sql = format!(
+        "begin; do $$ begin
+            perform fencerow.admit('{RESOURCE}', 33, '{}');
+        exception when division_by_zero then null; end $$",
+        held.owner()
+    );
+    let mut session = PgConnection::connect(&stage.database.url).await.unwrap();
+    let error = sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&mut session).await.unwrap_err();
+    assert_eq!(error.as_database_error().unwrap().code().as_deref(), Some("25001"));
+}
+
+#[tokio::test]
+async fn a_write_that_the_database_suppresses_is_said_to_be() {
+    let stage = stage().await;
+    sqlx::raw_sql(
+        "create function nothing() returns trigger language plpgsql as 'begin return null; end';
+         create trigger nothing before update on account for each row execute function nothing();",
+    )
+    .execute(&stage.pool)
+    .await
+    .unwrap();
+    let mut tx = stage.fence.begin(&grant(1)).await.unwrap();
+    let error = tx.update(&ACCOUNT).key("id", 1_i64).add("balance", 1_i64).await.unwrap_err();
+    assert!(matches!(error, FenceError::Invalid(_)), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_raise_above_read_committed_is_refused() {
+    let stage = stage().await;
+    let sql = "begin isolation level repeatable read; select fencerow.raise('x', 1, gen_random_uuid())";
+    let mut session = PgConnection::connect(&stage.database.url).await.unwrap();
+    let error = sqlx::raw_sql(sql).execute(&mut session).await.unwrap_err();
+    assert_eq!(error.as_database_error().unwrap().code().as_deref(), Some("ZF004"));
+}
+
 #[tokio::test]
 async fn a_pool_of_one_can_admit_a_transaction_of_the_callers_own() {
     let stage = stage().await;
@@ -748,7 +822,7 @@ async fn a_dropped_begin_that_waits_for_an_older_holder_leaves_nothing_behind() 
     let stage = stage().await;
     let old = stage.fence.begin(&grant(33)).await.unwrap();
     let (give_up, given_up) = oneshot::channel::<()>();
-    let fence = stage.fence.clone();
+    let fence = stage.fence.clone().with_patience(LONG).unwrap();
     let waiter = tokio::spawn(async move {
         let newer = grant(34);
         tokio::select! {
@@ -759,11 +833,13 @@ async fn a_dropped_begin_that_waits_for_an_older_holder_leaves_nothing_behind() 
     waiting(&stage, 1).await;
     give_up.send(()).unwrap();
     waiter.await.unwrap();
-    old.commit().await.unwrap();
+    // Long before its patience is over, and while the older one is still at work.
     eventually("the waiter's session is gone", async || {
         let open = "select count(*) from pg_stat_activity where datname = current_database()
-            and pid <> pg_backend_pid() and xact_start is not null";
+            and wait_event_type = 'Lock'";
         (number(&stage.pool, open).await == 0).then_some(())
     })
     .await;
+    old.commit().await.unwrap();
+    assert_eq!(number(&stage.pool, "select last_token from fencerow.fence").await, 33);
 }

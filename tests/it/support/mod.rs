@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 
 pub(crate) use postgres::{TestDatabase, postgres};
-pub(crate) use redis::{TestRedis, own_redis, redis, run_a_server};
+pub(crate) use redis::{OwnRedis, TestRedis, own_redis, redis, run_a_server};
 
 /// How long anything may take that takes milliseconds when all is well. Long, since it only ends
 /// tests that have failed, on machines that are slower than this one.

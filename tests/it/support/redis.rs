@@ -67,6 +67,14 @@ pub(crate) struct OwnRedis {
 }
 
 impl OwnRedis {
+    /// The server's address as another container sees it; its port is 6379.
+    pub(crate) async fn inner_address(&self) -> String {
+        let format = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}";
+        let mut inspect = Command::new("docker");
+        inspect.args(["inspect", "--format", format, self.server.container.id()]);
+        String::from_utf8(inspect.output().await.unwrap().stdout).unwrap().trim().to_owned()
+    }
+
     /// Stops the server in good order and starts it again on its data.
     pub(crate) async fn restart(&self) {
         self.server.container.stop().await.unwrap();

@@ -48,7 +48,7 @@ async fn a_lease_its_token_and_a_write_go_together() {
 /// The reason for all of this: a holder that is stopped past its lease, in a real process.
 #[tokio::test]
 async fn a_paused_holder_cannot_write_after_its_successor() {
-    let World { stage, leases, directions } = world().await;
+    let World { stage, leases, directions, .. } = world().await;
     let mut sleeper = holder(&directions);
     let token: i64 = sleeper.hear().await.parse().unwrap();
     sleeper.freeze();
@@ -90,7 +90,7 @@ fn holder(directions: &[(&'static str, String)]) -> Child {
 
 #[tokio::test]
 async fn work_that_was_killed_before_its_commit_runs_again_and_after_it_is_replayed() {
-    let World { stage, leases, directions } = world().await;
+    let World { stage, leases, directions, .. } = world().await;
     for (instruction, runs_again) in [("die before commit", true), ("die after commit", false)] {
         let before = entries(&stage).await;
         let mut process = holder(&directions);
@@ -109,7 +109,7 @@ async fn work_that_was_killed_before_its_commit_runs_again_and_after_it_is_repla
 #[tokio::test]
 async fn a_late_release_leaves_the_new_owners_lock_alone() {
     let World { stage, leases, .. } = world().await;
-    let old = leases.acquire("settlement", TTL).without_keep_alive().await.unwrap();
+    let old = leases.acquire("settlement", TTL).without_keep_alive().wait(LONG).await.unwrap();
     let new = leases.acquire("settlement", LONG).wait(LONG).await.unwrap();
     let error = old.release().await.unwrap_err();
     assert!(matches!(error, LeaseError::Lost { .. }), "{error:?}");
@@ -147,7 +147,7 @@ async fn a_grant_can_be_used_by_another_process_of_the_same_work() {
 #[tokio::test]
 async fn a_holder_that_lost_its_lease_hears_of_it_while_it_works() {
     let World { stage: _stage, leases, .. } = world().await;
-    let lease = leases.acquire("settlement", Duration::from_millis(200)).without_keep_alive().await.unwrap();
+    let lease = leases.acquire("settlement", TTL).without_keep_alive().wait(LONG).await.unwrap();
     let (lost, cancelled) = (lease.lost(), lease.cancellation());
     assert_eq!(lost.await, Lost::Expired);
     assert!(cancelled.is_cancelled());
