@@ -18,6 +18,10 @@ pub trait Credential: Send + Sync {
     /// Hears that a fence which has seen `seen` refused the grant. Answers whether the counter
     /// regressed, that is, whether the lock service still holds the resource for this owner; if so
     /// the term is over, and the next grant is numbered anew.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future may or may not have ended the term.
     fn refused(&self, seen: FencingToken) -> BoxFuture<'_, bool>;
 }
 

@@ -3,7 +3,9 @@
 # Docker engine, sees to a C compiler and to the images of the servers, and ends
 # with the tests, whose summary is the last thing printed.
 #
-# FENCEROW_POSTGRES_IMAGE and FENCEROW_REDIS_IMAGE may name other images.
+# FENCEROW_POSTGRES_IMAGE and FENCEROW_REDIS_IMAGE may name other images, and so
+# may FENCEROW_OLD_POSTGRES_IMAGE and FENCEROW_OLD_REDIS_IMAGE for the oldest
+# servers that are supported.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=tests/machine.sh
@@ -151,4 +153,7 @@ run env RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --all-features
 # last summary should be that of the tests against the servers.
 run cargo test --locked --all-features --doc
 # More at once than there are cores: most of the time they wait for a server.
-run env RUST_TEST_THREADS="${RUST_TEST_THREADS:-4}" cargo test --locked --all-features --tests
+export RUST_TEST_THREADS=${RUST_TEST_THREADS:-4}
+run env FENCEROW_POSTGRES_IMAGE="$FENCEROW_OLD_POSTGRES_IMAGE" FENCEROW_REDIS_IMAGE="$FENCEROW_OLD_REDIS_IMAGE" \
+    cargo test --locked --all-features --test it
+run cargo test --locked --all-features --tests

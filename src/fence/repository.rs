@@ -24,7 +24,9 @@
 //! # Zero rows
 //!
 //! A write that changes nothing is explained in the same round trip, by reading the row again under
-//! a lock: stale with both tokens ([`FenceError::Stale`]), already written, there already, or missing.
+//! a lock: stale with both tokens ([`FenceError::Stale`]), already written, there already, or
+//! missing, as the row stood when the statement began. A key must match one row at most, and not be
+//! null.
 
 use std::future::IntoFuture;
 use std::marker::PhantomData;
@@ -222,6 +224,15 @@ pub struct Write<'t, 'c, DB: FenceDatabase, F> {
 impl<'c, DB: FenceDatabase> Admitted<'c, DB> {
     /// Inserts a row, and does nothing if one with its key is there. The key's columns need a
     /// unique index.
+    ///
+    /// # Errors
+    ///
+    /// When awaited: [`FenceError::Stale`] if the row has a higher token, [`FenceError::Invalid`] for
+    /// an identifier, no key or one that matches several rows, and the database's.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, roll the transaction back; a commit asks the database first.
     pub fn insert<F: Form>(&mut self, table: &Table<F>) -> Write<'_, 'c, DB, F>
     where
         i64: for<'q> Encode<'q, DB> + Type<DB>,
@@ -230,6 +241,15 @@ impl<'c, DB: FenceDatabase> Admitted<'c, DB> {
     }
 
     /// Updates a row.
+    ///
+    /// # Errors
+    ///
+    /// When awaited: [`FenceError::Stale`] if the row has a higher token, [`FenceError::Invalid`] for
+    /// an identifier, no key or one that matches several rows, and the database's.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, roll the transaction back; a commit asks the database first.
     pub fn update<F: Form>(&mut self, table: &Table<F>) -> Write<'_, 'c, DB, F>
     where
         i64: for<'q> Encode<'q, DB> + Type<DB>,
@@ -238,6 +258,15 @@ impl<'c, DB: FenceDatabase> Admitted<'c, DB> {
     }
 
     /// Updates a row, or inserts it if there is none. The key's columns need a unique index.
+    ///
+    /// # Errors
+    ///
+    /// When awaited: [`FenceError::Stale`] if the row has a higher token, [`FenceError::Invalid`] for
+    /// an identifier, no key or one that matches several rows, and the database's.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, roll the transaction back; a commit asks the database first.
     pub fn upsert<F: Form>(&mut self, table: &Table<F>) -> Write<'_, 'c, DB, F>
     where
         i64: for<'q> Encode<'q, DB> + Type<DB>,
@@ -246,6 +275,15 @@ impl<'c, DB: FenceDatabase> Admitted<'c, DB> {
     }
 
     /// Deletes a row. Its token goes with it: what is inserted under the key later knows of none.
+    ///
+    /// # Errors
+    ///
+    /// When awaited: [`FenceError::Stale`] if the row has a higher token, [`FenceError::Invalid`] for
+    /// an identifier, no key or one that matches several rows, and the database's.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, roll the transaction back; a commit asks the database first.
     pub fn delete<F: Form>(&mut self, table: &Table<F>) -> Write<'_, 'c, DB, F>
     where
         i64: for<'q> Encode<'q, DB> + Type<DB>,

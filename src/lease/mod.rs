@@ -25,9 +25,9 @@
 //! - **The clock may only make us stop sooner.** The deadline is counted from *before* the request
 //!   was sent, less a drift allowance, on a [clock](crate::clock) that counts suspended time.
 //! - **Loss is announced** by [`Lease::lost`] and [`Lease::cancellation`], no later than the
-//!   deadline, also when the service hangs. (The runtime has to run: after a suspended machine woke
-//!   up it takes up to a second, and blocking code on the runtime's only thread delays it.) "Not yours" ends a term at once; "could not ask" is
-//!   tried again until the deadline.
+//!   deadline, also when the service hangs. "Not yours" ends a term at once; "could not ask" is
+//!   tried again until the deadline. The runtime has to run for it: after a suspended machine has
+//!   woken up it takes up to a second, and blocking code on the runtime's only thread delays it.
 //! - **Nothing is left behind.** A dropped acquisition, a dropped lease and a dropped release all
 //!   free the lock in the background; where that cannot be, its time to live does.
 //!
@@ -36,15 +36,17 @@
 //! Where the service's counter may have forgotten tokens it grants without a number, and
 //! [`Leases`] has the database [`Renumber`]: it issues the first token of the next epoch and
 //! refuses all older ones, and the counter is seeded with it only while the lock is still ours.
-//! A holder whose lock ran out in between gets nothing.
+//! A holder whose lock ran out in between gets nothing; if it was numbered all the same, whoever
+//! got the lock meanwhile is fenced out by that number, as if the counter had gone back, and the
+//! next grant is above both.
 //!
 //! # Services
 //!
 //! | service | feature | whose clock | its counter may have forgotten when |
 //! |---|---|---|---|
-//! | `RedisLocks` | `redis` | the server's | it is missing, or the server was restarted, or another was promoted |
+//! | `RedisLocks` | `redis` | the server's | it is missing, or the server was restarted or promoted |
 //! | `PgLocks` | `postgres` | the database's | it is missing, or the database is on another timeline |
-//! | `SqliteLocks` | `sqlite` | the machine's, since boot | it is missing |
+//! | `SqliteLocks` | `sqlite` | the machine's, since boot | it is missing (a file restored from an older copy is noticed by the fence only) |
 //! | [`MemoryLocks`] | | the process's, or a manual one | it is missing: the process is new |
 //!
 //! Each passes the same conformance tests. One of your own implements [`LockService`].

@@ -26,6 +26,11 @@ use crate::token::FencingToken;
 /// - "It is not yours" and "could not ask" are different answers: [`Standing::NotOurs`] and
 ///   [`LeaseError::Unavailable`].
 ///
+/// # Errors
+///
+/// Every step answers [`LeaseError::Unavailable`] where the service cannot be asked or cannot do it
+/// now, and [`LeaseError::Refused`] where it will not do it for this resource, now or later.
+///
 /// # Cancel safety
 ///
 /// A future that is dropped may have been carried out or not; the lock then ends by its time to

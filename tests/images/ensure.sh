@@ -165,3 +165,6 @@ docker info >/dev/null 2>&1 ||
 
 image FENCEROW_POSTGRES_IMAGE postgres:17 trixie
 image FENCEROW_REDIS_IMAGE redis:8 trixie
+# The oldest that are supported.
+image FENCEROW_OLD_POSTGRES_IMAGE postgres:15 bookworm
+image FENCEROW_OLD_REDIS_IMAGE redis:7 bookworm

@@ -33,8 +33,9 @@ const SERIALIZATION_TRIES: u32 = 10;
 /// Keeps leases and token counters in a Postgres database, in the table `fencerow.lease`; clones
 /// share the connections.
 ///
-/// Each step is one call of an SQL function, judged by the database's clock; the crate's
-/// migrations create them. The role needs no right on the table. A counter is trusted only
+/// Each step is one call of an SQL function, judged by the database's clock, which is a wall clock:
+/// set back, it makes leases longer; set forward, it lets the next holder in early, whom the fence
+/// tells from the last. The crate's migrations create the functions. The role needs no right on the table. A counter is trusted only
 /// on the timeline that it was counted on: after a promotion the next grant is numbered anew.
 ///
 /// Leases live on connections of their own, so that a keep-alive never waits for a connection that

@@ -361,7 +361,7 @@ async fn claims_of_one_transaction_that_is_admitted_twice_are_undone_apart() {
 async fn a_response_comes_back_to_the_last_digit_or_is_refused() {
     let stage = stage().await;
     let mut tx = stage.fence.begin(&grant(1)).await.unwrap();
-    let exact = 3186.339_326_629_059_f64.next_up();
+    let exact = 3_186.339_326_629_059_f64.next_up();
     let Claim::Fresh(claim) = tx.claim("exact", &1).await.unwrap() else { panic!("used before") };
     claim.record(&mut tx, exact).await.unwrap();
     match tx.claim::<_, f64>("exact", &1).await.unwrap() {
@@ -489,7 +489,7 @@ async fn a_lent_connection_may_be_used_for_anything_that_does_not_end_the_transa
 }
 
 #[tokio::test]
-async fn begins_and_commits_dropped_anywhere_leave_the_only_connection_fit() {
+async fn futures_dropped_anywhere_leave_the_only_connection_fit() {
     let stage = stage().await;
     let fence: Fence<Db> = Fence::new(stage.narrow().await);
     let held = grant(1);
@@ -503,12 +503,27 @@ async fn begins_and_commits_dropped_anywhere_leave_the_only_connection_fit() {
         dropped += i32::from(begun.is_none());
         let Some(tx) = begun else { continue };
         let mut tx = tx.unwrap();
-        sqlx::query(ENTRY).execute(&mut *tx).await.unwrap();
-        dropped += i32::from(polled(polls, tx.commit()).await.is_none());
+        let done = async {
+            let claim = polled(polls, tx.claim(format!("key-{round}"), &round)).await?;
+            let Claim::Fresh(claim) = claim.unwrap() else { panic!("used before") };
+            polled(polls, claim.record(&mut tx, round)).await?.unwrap();
+            let write = tx.update(&ACCOUNT).key("id", 1_i64).add("balance", 1_i64).into_future();
+            assert_eq!(polled(polls, write).await?.unwrap(), ManyOutcome::Written);
+            polled(polls, sqlx::query(ENTRY).execute(&mut *tx)).await?.unwrap();
+            Some(())
+        };
+        let done = done.await;
+        dropped += i32::from(done.is_none());
+        if done.is_some() {
+            dropped += i32::from(polled(polls, tx.commit()).await.is_none());
+        }
     }
     let one: i64 = sqlx::query_scalar("select count(*) from account").fetch_one(fence.pool()).await.unwrap();
     assert_eq!(one, 2);
     fence.begin(&held).await.unwrap().commit().await.unwrap();
+    // Whatever was stored was stored whole.
+    let (keys, recorded) = ("select count(*) from entry", "select balance - 1000 from account where id = 1");
+    assert_eq!(stage.number(keys).await, stage.number(recorded).await);
 }
 
 // ---- the caller's own transaction ----
