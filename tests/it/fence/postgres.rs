@@ -63,6 +63,27 @@ async fn a_raise_waits_for_the_older_grants_transaction_and_sees_its_writes() {
     }
 }
 
+/// An admission waits in the queue behind a raise, and its snapshot may be from before the wait: the
+/// lock on the row is what makes it look again.
+#[tokio::test]
+async fn an_older_admission_that_waited_for_a_raise_is_refused_at_every_level() {
+    for level in [Isolation::ReadCommitted, Isolation::RepeatableRead, Isolation::Serializable] {
+        let stage = stage().await;
+        let old = grant(33);
+        let first = stage.fence.begin(&old).await.unwrap();
+        let fence = stage.fence.clone();
+        let newer = tokio::spawn(async move { fence.begin(&grant(34)).await });
+        waiting(&stage, 1).await;
+        let fence = stage.fence.clone();
+        let older = tokio::spawn(async move { fence.begin(&old).isolation(level).await });
+        waiting(&stage, 2).await;
+        first.commit().await.unwrap();
+        let newer = newer.await.unwrap().unwrap();
+        assert!(older.await.unwrap().unwrap_err().is_stale(), "{level:?}");
+        newer.commit().await.unwrap();
+    }
+}
+
 /// The read-modify-write that a check of the token alone loses: the newer holder computes a
 /// balance from what it has read, and the older one's late write is neither lost nor let in.
 #[tokio::test]
