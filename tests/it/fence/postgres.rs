@@ -135,25 +135,26 @@ async fn a_busy_old_lease_cannot_starve_its_successor() {
     let stage = stage().await;
     let (old, new) = (grant(33), grant(34));
     stage.fence.begin(&old).await.unwrap().commit().await.unwrap();
+    let pool = PgPoolOptions::new().max_connections(12).connect(&stage.database.url).await.unwrap();
+    // Nobody is ended here: the queue alone has to do it.
+    let fence = Fence::new(pool).without_ending_blockers().with_patience(LONG).unwrap();
     let mut workers = tokio::task::JoinSet::new();
-    for worker in 0..4_u64 {
-        // Nobody is ended here: the queue alone has to do it.
-        let (fence, old) = (stage.fence.clone().without_ending_blockers(), old.clone());
+    for worker in 0..10_u64 {
+        let (fence, old) = (fence.clone(), old.clone());
         workers.spawn(async move {
-            // Out of step with each other, so that there is hardly a moment without one.
-            tokio::time::sleep(Duration::from_millis(worker * 25)).await;
+            // Out of step with each other, so that there is never a moment without one.
+            tokio::time::sleep(Duration::from_millis(worker * 20)).await;
             loop {
                 let mut tx = match fence.begin(&old).await {
                     Ok(tx) => tx,
                     Err(error) => return error,
                 };
-                sqlx::query("select pg_sleep(0.1)").execute(&mut *tx).await.unwrap();
+                sqlx::query("select pg_sleep(0.2)").execute(&mut *tx).await.unwrap();
                 tx.commit().await.unwrap();
             }
         });
     }
-    eventually("transactions overlap", async || (count_sleeping(&stage).await >= 2).then_some(())).await;
-    let fence = stage.fence.clone().without_ending_blockers().with_patience(LONG).unwrap();
+    eventually("transactions overlap", async || (count_sleeping(&stage).await >= 8).then_some(())).await;
     fence.begin(&new).await.unwrap().commit().await.unwrap();
     for error in workers.join_all().await {
         assert!(error.is_stale(), "{error:?}");
@@ -694,6 +695,9 @@ async fn any_language_can_be_admitted_by_the_sql_functions() {
     run("rollback").await.unwrap();
     run(&raise).await.unwrap();
     run(&format!("begin; {admit}; {ENTRY}; commit")).await.unwrap();
+    let another = format!("select fencerow.admit('{RESOURCE}', 33, gen_random_uuid())");
+    assert_eq!(run(&format!("begin; {another}")).await, Err("ZF001".into()), "another owner's token");
+    run("rollback").await.unwrap();
     assert_eq!(entries(&stage).await, 1);
 
     stage.fence.begin(&grant(34)).await.unwrap().commit().await.unwrap();
