@@ -64,6 +64,7 @@ mod postgres;
 #[cfg(feature = "redis")]
 mod redis;
 mod service;
+mod several;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 mod ttl;
@@ -77,6 +78,7 @@ pub use memory::MemoryLocks;
 #[cfg(feature = "postgres")]
 pub use postgres::PgLocks;
 pub use service::{Attempt, Holder, LockService, Origin, Request, Standing};
+pub use several::AcquireMany;
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteLocks;
 pub use ttl::Ttl;

@@ -22,6 +22,8 @@ laws! { [memory Memory] [redis Redis] [postgres Postgres] [sqlite Sqlite] => {
     a_dropped_lease_is_released
     a_waiter_gets_it_when_it_is_released
     a_waiter_gets_it_when_it_runs_out
+    several_are_acquired_together_or_not_at_all
+    callers_who_want_the_same_in_opposite_orders_do_not_block_each_other
     waiting_ends_with_timeout_and_trying_with_held
     the_keep_alive_keeps_a_lease_past_its_time_to_live
     without_keep_alive_a_lease_is_lost_at_its_deadline
@@ -165,6 +167,45 @@ async fn a_waiter_gets_it_when_it_runs_out(bench: impl Bench) {
     assert!(lease.token() > token);
     // Counted from the attempt that won, not from the first one (A12).
     assert!(lease.remaining() > LONG / 2);
+}
+
+async fn several_are_acquired_together_or_not_at_all(bench: impl Bench) {
+    let leases = bench.leases();
+    let both = leases.acquire_many(["b", "a"], LONG).label("both").await.unwrap();
+    let names: Vec<&str> = both.iter().map(|lease| lease.resource().as_str()).collect();
+    assert_eq!(names, ["a", "b"]);
+    // `b` cannot be had, so `a2` is given back.
+    let error = leases.acquire_many(["a2", "b", "c"], LONG).await.unwrap_err();
+    assert!(matches!(error, LeaseError::Held { .. }), "{error:?}");
+    for name in ["a2", "c"] {
+        assert_eq!(leases.holder(name).await.unwrap(), None, "{name}");
+    }
+    let error = leases.acquire_many(["d", "e", "d"], LONG).await.unwrap_err();
+    assert!(matches!(error, LeaseError::Invalid(Invalid::Option { .. })), "{error:?}");
+    let error = leases.acquire_many(["d", " "], LONG).await.unwrap_err();
+    assert!(matches!(error, LeaseError::Invalid(Invalid::Resource { .. })), "{error:?}");
+    assert_eq!(leases.holder("d").await.unwrap(), None);
+    assert!(leases.acquire_many([""; 0], LONG).await.unwrap().is_empty());
+    for lease in both {
+        lease.release().await.unwrap();
+    }
+}
+
+async fn callers_who_want_the_same_in_opposite_orders_do_not_block_each_other(bench: impl Bench) {
+    let leases = bench.leases();
+    let callers = [["a", "b"], ["b", "a"]].map(|names| {
+        let leases = leases.clone();
+        tokio::spawn(async move {
+            for _ in 0..5 {
+                for lease in leases.acquire_many(names, LONG).wait(LONG).await.unwrap() {
+                    lease.release().await.unwrap();
+                }
+            }
+        })
+    });
+    for caller in callers {
+        finish(&bench, caller).await;
+    }
 }
 
 async fn waiting_ends_with_timeout_and_trying_with_held(bench: impl Bench) {
