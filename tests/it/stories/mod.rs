@@ -1,6 +1,7 @@
 //! The whole way: a lease, its token, a fenced write, on every pair of a lock service and a
 //! database.
 
+mod chaos;
 mod failover;
 pub(crate) mod holder;
 
