@@ -11,6 +11,7 @@ use super::acquisition::Acquisition;
 use super::error::LeaseError;
 use super::guard::Lease;
 use super::service::{Holder, LockService, Origin, Request};
+use super::tenure::Tenure;
 use crate::clock::Clock;
 use crate::error::{Group, Invalid};
 use crate::owner::OwnerId;
@@ -100,6 +101,8 @@ impl Leases {
             ttl,
             wait: Duration::ZERO,
             keep_alive: true,
+            grace: Duration::ZERO,
+            longest: None,
             label: String::new(),
         }
     }
@@ -160,6 +163,8 @@ pub struct Acquire<'a> {
     ttl: Duration,
     wait: Duration,
     keep_alive: bool,
+    grace: Duration,
+    longest: Option<Duration>,
     label: String,
 }
 
@@ -181,6 +186,26 @@ impl Acquire<'_> {
         self
     }
 
+    /// Ends the lease at the latest so long after its grant, however well it is renewed: work that
+    /// hangs does not keep a resource for ever. The loss is announced as any other, as
+    /// [`Lost::HeldTooLong`](super::Lost::HeldTooLong).
+    ///
+    /// Refused below a millisecond; `Duration::MAX` is no limit.
+    pub fn longest(mut self, hold: Duration) -> Self {
+        self.longest = Some(hold);
+        self
+    }
+
+    /// Keeps the lock closed for so long after it ran out, for work on something that cannot check
+    /// a token: a holder that was paused has that time to notice before the next one begins.
+    ///
+    /// A release opens it at once. The holder's own deadline stays where it was. This makes harm less
+    /// likely, and only a fence rules it out.
+    pub fn grace(mut self, period: Duration) -> Self {
+        self.grace = period;
+        self
+    }
+
     /// Tells operators what the lease is for, in up to 1024 bytes; they read it with
     /// [`Leases::holder`].
     pub fn label(mut self, label: impl Into<String>) -> Self {
@@ -193,13 +218,15 @@ impl Acquire<'_> {
         if self.label.len() > LONGEST_LABEL {
             return Err(Invalid::Option { what: "label", reason: "it is longer than 1024 bytes" }.into());
         }
-        let (resource, ttl) = (self.resource?, self.ttl.try_into()?);
+        let resource = self.resource?;
+        let tenure = Tenure::new(self.ttl, self.grace, self.longest, self.keep_alive)?;
         let origin = Origin::here(self.label);
         // An owner is used up by a grant that came to nothing: its lock is freed in the background.
         let acquisition = || {
-            let owner = OwnerId::random();
+            let (owner, now) = (OwnerId::random(), clock.now());
+            let ttl = tenure.asked(now, tenure.end(now));
             let request = Request { resource: resource.clone(), owner, ttl, origin: origin.clone() };
-            Acquisition::new(self.leases, request)
+            Acquisition::new(self.leases, request, tenure)
         };
         let mut current = acquisition();
         let began = clock.now();
@@ -209,11 +236,11 @@ impl Acquire<'_> {
         let mut last = None;
         loop {
             let outcome = if self.wait.is_zero() {
-                current.attempt(self.keep_alive).await
+                current.attempt().await
             } else {
                 tokio::select! {
                     biased;
-                    outcome = current.attempt(self.keep_alive) => outcome,
+                    outcome = current.attempt() => outcome,
                     () = clock.sleep_until(end) => {
                         return Err(match last {
                             Some(LeaseError::Timeout { .. }) => timeout(),

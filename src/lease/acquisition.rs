@@ -10,6 +10,7 @@ use super::error::{LeaseError, Lost};
 use super::guard::Lease;
 use super::keepalive::{Term, release_until};
 use super::service::{Attempt, LockService, Request, Standing};
+use super::tenure::Tenure;
 use crate::clock::Clock;
 use crate::renumber::Renumber;
 use crate::token::FencingToken;
@@ -30,6 +31,7 @@ pub(super) struct Acquisition {
     renumber: Arc<dyn Renumber>,
     clock: Clock,
     request: Arc<Request>,
+    tenure: Tenure,
     /// The latest request, while it is under way. It is kept to be seen to its end: a release that
     /// overtakes it, on another connection, would find nothing to free.
     asking: Option<BoxFuture<'static, Result<Attempt, LeaseError>>>,
@@ -38,22 +40,20 @@ pub(super) struct Acquisition {
 }
 
 impl Acquisition {
-    pub(super) fn new(leases: &Leases, request: Request) -> Self {
+    pub(super) fn new(leases: &Leases, request: Request, tenure: Tenure) -> Self {
         Self {
             service: leases.service.clone(),
             renumber: leases.renumber.clone(),
             clock: leases.clock.clone(),
             request: Arc::new(request),
+            tenure,
             asking: None,
             may_hold: false,
         }
     }
 
     /// One attempt: a lease, or how long another still has it.
-    pub(super) async fn attempt(
-        &mut self,
-        keep_alive: bool,
-    ) -> Result<Result<Lease, Option<Duration>>, LeaseError> {
+    pub(super) async fn attempt(&mut self) -> Result<Result<Lease, Option<Duration>>, LeaseError> {
         let mut sent = self.clock.now();
         let mut answer = self.ask().await;
         if matches!(answer, Err(LeaseError::Unavailable(_))) {
@@ -61,8 +61,7 @@ impl Acquisition {
             sent = self.clock.now();
             answer = self.ask().await;
         }
-        let ttl = self.request.ttl;
-        let deadline = sent.plus(ttl.get().saturating_sub(ttl.drift()));
+        let deadline = self.tenure.due(sent, self.tenure.end(sent)).deadline;
         let within = deadline.since(self.clock.now());
         let token = match answer? {
             Attempt::Held { remaining } => return Ok(Err(remaining)),
@@ -78,13 +77,14 @@ impl Acquisition {
         if self.clock.now() >= deadline {
             return Err(lost(&self.request, Lost::Expired));
         }
-        let term = Term::new(&self.request, token, deadline, self.service.clone(), self.clock.clone());
+        let term =
+            Term::new(&self.request, token, self.tenure, sent, self.service.clone(), self.clock.clone());
         // From here on the lease sees to the release.
         self.may_hold = false;
         tracing::debug!(
             resource = %self.request.resource, %token, owner = %self.request.owner, "lease acquired",
         );
-        Ok(Ok(Lease::start(term, ttl, keep_alive)))
+        Ok(Ok(Lease::start(term)))
     }
 
     async fn ask(&mut self) -> Result<Attempt, LeaseError> {

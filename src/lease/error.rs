@@ -71,6 +71,9 @@ pub enum Lost {
     /// The deadline passed before a renewal was confirmed.
     #[error("it ran out")]
     Expired,
+    /// It was held for as long as its holder had [allowed itself](super::Acquire::longest).
+    #[error("it was held for as long as it may be")]
+    HeldTooLong,
     /// The lock service says that the lock is not this owner's.
     #[error("the lock service holds it for another, or for nobody")]
     Taken,

@@ -1,7 +1,7 @@
 //! A lock service on a bad network, for unit tests.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 
 use futures_util::future::BoxFuture;
 use tokio::sync::Semaphore;
@@ -25,6 +25,8 @@ pub(super) struct Far {
     pub(super) acquire: Arc<Semaphore>,
     pub(super) renew: Arc<Semaphore>,
     pub(super) release: Arc<Semaphore>,
+    /// If set, the renewals of all other resources hang for good.
+    pub(super) only: Arc<Mutex<Option<Resource>>>,
 }
 
 impl Far {
@@ -38,6 +40,7 @@ impl Far {
             acquire: Arc::new(Semaphore::new(0)),
             renew: Arc::new(Semaphore::new(0)),
             release: Arc::new(Semaphore::new(0)),
+            only: Arc::default(),
         }
     }
 
@@ -76,6 +79,9 @@ impl LockService for Far {
     ) -> BoxFuture<'a, Result<Standing, LeaseError>> {
         Box::pin(async move {
             arrive(&self.renew).await;
+            if self.only.lock().unwrap().as_ref().is_some_and(|only| only != resource) {
+                std::future::pending::<()>().await;
+            }
             self.locks.renew(resource, owner, ttl).await
         })
     }

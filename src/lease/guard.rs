@@ -12,7 +12,6 @@ use tokio_util::sync::CancellationToken;
 use super::error::{LeaseError, Lost};
 use super::keepalive::{ReleaseRequest, Term, serve};
 use super::service::Standing;
-use super::ttl::Ttl;
 use crate::credential::Credential;
 use crate::grant::Grant;
 use crate::owner::OwnerId;
@@ -42,10 +41,10 @@ pub struct Lease {
 }
 
 impl Lease {
-    pub(super) fn start(term: Term, ttl: Ttl, keep_alive: bool) -> Self {
+    pub(super) fn start(term: Term) -> Self {
         let term = Arc::new(term);
         let (release, asked) = oneshot::channel();
-        tokio::spawn(serve(term.clone(), ttl, keep_alive, asked));
+        tokio::spawn(serve(term.clone(), asked));
         Self { term, release: Some(release) }
     }
 

@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::error::{LeaseError, Lost};
 use super::service::{LockService, Request, Standing};
-use super::ttl::Ttl;
+use super::tenure::{Due, Tenure};
 use crate::clock::{Clock, Moment};
 use crate::grant::Grant;
 use crate::owner::OwnerId;
@@ -34,7 +34,10 @@ pub(super) struct Term {
     pub(super) token: FencingToken,
     pub(super) service: Arc<dyn LockService>,
     pub(super) clock: Clock,
-    deadline: Mutex<Moment>,
+    tenure: Tenure,
+    /// When it is over whatever is renewed.
+    end: Option<Moment>,
+    due: Mutex<Due>,
     over: CancellationToken,
     reason: OnceLock<Lost>,
 }
@@ -43,28 +46,37 @@ impl Term {
     pub(super) fn new(
         request: &Request,
         token: FencingToken,
-        deadline: Moment,
+        tenure: Tenure,
+        sent: Moment,
         service: Arc<dyn LockService>,
         clock: Clock,
     ) -> Self {
+        let end = tenure.end(sent);
         Self {
             resource: request.resource.clone(),
             owner: request.owner,
             token,
             service,
             clock,
-            deadline: Mutex::new(deadline),
+            tenure,
+            end,
+            due: Mutex::new(tenure.due(sent, end)),
             over: CancellationToken::new(),
             reason: OnceLock::new(),
         }
     }
 
     pub(super) fn deadline(&self) -> Moment {
-        *self.deadline.lock().unwrap_or_else(PoisonError::into_inner)
+        self.due().deadline
     }
 
-    fn extend(&self, deadline: Moment) {
-        *self.deadline.lock().unwrap_or_else(PoisonError::into_inner) = deadline;
+    fn due(&self) -> Due {
+        *self.due.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A renewal of `sent` was confirmed.
+    fn extend(&self, sent: Moment) {
+        *self.due.lock().unwrap_or_else(PoisonError::into_inner) = self.tenure.due(sent, self.end);
     }
 
     pub(super) fn grant(&self) -> Grant {
@@ -77,7 +89,8 @@ impl Term {
 
     /// Why the term is over, if it is. The clock decides before anybody has announced it.
     pub(super) fn lost(&self) -> Option<Lost> {
-        self.reason.get().copied().or_else(|| (self.clock.now() >= self.deadline()).then_some(Lost::Expired))
+        let due = self.due();
+        self.reason.get().copied().or_else(|| (self.clock.now() >= due.deadline).then_some(due.reason))
     }
 
     /// Ends the term; the first reason stays.
@@ -99,18 +112,13 @@ pub(super) type ReleaseRequest = oneshot::Sender<Result<(), LeaseError>>;
 /// Serves one term until it is released, dropped or lost.
 ///
 /// `release` closing without a request means that the lease was dropped.
-pub(super) async fn serve(
-    term: Arc<Term>,
-    ttl: Ttl,
-    keep_alive: bool,
-    mut release: oneshot::Receiver<ReleaseRequest>,
-) {
+pub(super) async fn serve(term: Arc<Term>, mut release: oneshot::Receiver<ReleaseRequest>) {
     let over = term.over.clone();
     let asked = tokio::select! {
         biased;
         asked = &mut release => Some(asked.ok()),
         () = over.cancelled() => None,
-        reason = watch(&term, ttl, keep_alive) => {
+        reason = watch(&term) => {
             term.lose(reason);
             None
         }
@@ -128,42 +136,60 @@ pub(super) async fn serve(
 }
 
 /// Renews until the term cannot be kept; returns why.
-async fn watch(term: &Term, ttl: Ttl, keep_alive: bool) -> Lost {
-    let interval = ttl.get() / 3;
-    let mut renew_at = term.deadline();
-    if keep_alive {
-        renew_at = term.clock.now().plus(interval).min(renew_at);
-    }
+async fn watch(term: &Term) -> Lost {
+    let interval = term.tenure.interval();
+    let mut renew_at = next_renewal(term, term.clock.now());
     loop {
         term.clock.sleep_until(renew_at).await;
-        let deadline = term.deadline();
+        let due = term.due();
         let sent = term.clock.now();
-        if sent >= deadline {
-            return Lost::Expired;
+        let late = sent.since(renew_at);
+        if late > interval / 2 {
+            // The work is not hindered by that, and would not notice; its lease is running out.
+            tracing::warn!(
+                resource = %term.resource, token = %term.token, ?late,
+                "the keep-alive ran late: the runtime is blocked or starved, or the machine slept",
+            );
         }
+        if sent >= due.deadline {
+            return due.reason;
+        }
+        let ttl = term.tenure.asked(sent, term.end);
         let answer = tokio::select! {
             biased;
             answer = term.service.renew(&term.resource, term.owner, ttl) => answer,
             // A renewal that hangs must neither hide the loss nor keep the next one from being sent.
-            () = term.clock.sleep_until(sent.plus(interval.max(RETRY_PAUSE)).min(deadline)) => continue,
+            () = term.clock.sleep_until(sent.plus(interval.max(RETRY_PAUSE)).min(due.deadline)) => {
+                renew_at = term.clock.now();
+                continue;
+            }
         };
         match answer {
             Ok(Standing::Ours) => {
                 // By the clock the term may have ended while the answer was under way, and others
                 // may have been told so: it stays over.
-                if term.clock.now() >= deadline {
-                    return Lost::Expired;
+                if term.clock.now() >= due.deadline {
+                    return due.reason;
                 }
-                term.extend(sent.plus(ttl.get().saturating_sub(ttl.drift())));
-                renew_at = sent.plus(interval);
+                term.extend(sent);
+                renew_at = next_renewal(term, sent);
             }
             Ok(Standing::NotOurs) => return Lost::Taken,
             Err(error) => {
                 tracing::debug!(resource = %term.resource, %error, "lease renewal failed, trying again");
-                renew_at = term.clock.now().plus((interval / 4).max(RETRY_PAUSE)).min(deadline);
+                renew_at = term.clock.now().plus((interval / 4).max(RETRY_PAUSE)).min(due.deadline);
             }
         }
     }
+}
+
+/// When to renew after a request of `sent`: not at all where that would not make the term last longer.
+fn next_renewal(term: &Term, sent: Moment) -> Moment {
+    let due = term.due();
+    if !term.tenure.is_renewed() || due.reason == Lost::HeldTooLong {
+        return due.deadline;
+    }
+    sent.plus(term.tenure.interval()).min(due.deadline)
 }
 
 /// Frees the lock of a term that is over.
@@ -288,6 +314,74 @@ mod tests {
         settle().await;
         assert!(lease.remaining() > TTL * 2 / 3, "{:?}", lease.remaining());
         drop(lease);
+    }
+
+    #[tokio::test]
+    async fn a_keep_alive_that_ran_late_says_so() {
+        let warnings = Warnings::default();
+        let _heard = tracing::subscriber::set_default(warnings.clone());
+        let far = Far::losing(0);
+        far.acquire.add_permits(1);
+        far.renew.add_permits(10);
+        let lease = far.leases().acquire("a", TTL).await.unwrap();
+        settle().await;
+        far.hand.advance(TTL / 3);
+        settle().await;
+        assert_eq!(warnings.count(), 0);
+        // The work kept the thread to itself until well after the next renewal was due.
+        far.hand.advance(TTL * 2 / 3);
+        settle().await;
+        assert_eq!(warnings.count(), 1);
+        assert!(lease.remaining() > TTL * 2 / 3, "it was in time all the same");
+    }
+
+    #[tokio::test]
+    async fn one_stuck_renewal_delays_no_other_leases() {
+        let far = Far::losing(0);
+        far.acquire.add_permits(2);
+        let leases = far.leases();
+        let stuck = leases.acquire("stuck", TTL).await.unwrap();
+        settle().await;
+        far.hand.advance(TTL / 3);
+        settle().await;
+        // Its renewal hangs from now on; that of the other comes later, and is let through.
+        let other = leases.acquire("other", TTL).await.unwrap();
+        let resource = other.resource().clone();
+        far.only.lock().unwrap().replace(resource);
+        far.renew.add_permits(10);
+        settle().await;
+        for _ in 0..6 {
+            far.hand.advance(TTL / 3);
+            settle().await;
+        }
+        assert_eq!(stuck.lost().await, Lost::Expired);
+        assert!(other.remaining() > TTL / 2, "{:?}", other.remaining());
+    }
+
+    /// Counts warnings.
+    #[derive(Clone, Default)]
+    struct Warnings(Arc<std::sync::atomic::AtomicUsize>);
+
+    impl Warnings {
+        fn count(&self) -> usize {
+            self.0.load(std::sync::atomic::Ordering::SeqCst)
+        }
+    }
+
+    impl tracing::Subscriber for Warnings {
+        fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+            *metadata.level() == tracing::Level::WARN
+        }
+        fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+            tracing::span::Id::from_u64(1)
+        }
+        fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+        fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+        fn event(&self, _: &tracing::Event<'_>) {
+            self.0.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        }
+        fn enter(&self, _: &tracing::span::Id) {}
+        fn exit(&self, _: &tracing::span::Id) {}
     }
 
     /// Lets every task of this thread get as far as it can.

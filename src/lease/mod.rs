@@ -28,6 +28,11 @@
 //!   deadline, also when the service hangs. "Not yours" ends a term at once; "could not ask" is
 //!   tried again until the deadline. The runtime has to run for it: after a suspended machine has
 //!   woken up it takes up to a second, and blocking code on the runtime's only thread delays it.
+//! - **A term can be bounded.** [`Acquire::longest`] ends the renewals after so long, for work that
+//!   hangs. [`Acquire::grace`] keeps the lock closed for a while after it ran out, though not after a
+//!   release, for what cannot check a token.
+//! - **Leases do not hinder each other.** Each is kept by a task of its own; a keep-alive that
+//!   ran late, because something blocks the runtime or the machine slept, says so in a warning.
 //! - **Nothing is left behind.** A dropped acquisition, a dropped lease and a dropped release all
 //!   free the lock in the background; where that cannot be, its time to live does.
 //!
@@ -67,6 +72,7 @@ mod service;
 mod several;
 #[cfg(feature = "sqlite")]
 mod sqlite;
+mod tenure;
 mod ttl;
 
 #[cfg(feature = "redis")]

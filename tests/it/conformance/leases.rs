@@ -27,6 +27,8 @@ laws! { [memory Memory] [redis Redis] [postgres Postgres] [sqlite Sqlite] => {
     waiting_ends_with_timeout_and_trying_with_held
     the_keep_alive_keeps_a_lease_past_its_time_to_live
     without_keep_alive_a_lease_is_lost_at_its_deadline
+    no_lease_is_held_for_longer_than_it_may_be
+    a_lock_that_ran_out_stays_closed_for_its_grace_and_a_released_one_does_not
     a_lease_that_was_taken_away_is_lost_for_ever
     a_lease_refused_by_a_fence_that_knows_better_is_disowned
 } }
@@ -273,6 +275,51 @@ async fn without_keep_alive_a_lease_is_lost_at_its_deadline(bench: impl Bench) {
     let error = lease.release().await.unwrap_err();
     assert!(matches!(error, LeaseError::Lost { reason: Lost::Expired, .. }), "{error:?}");
     next.release().await.unwrap();
+}
+
+async fn no_lease_is_held_for_longer_than_it_may_be(bench: impl Bench) {
+    let leases = bench.leases();
+    // Where the first time to live is longer already, the lock ends with the hold.
+    number(&bench.locks(), "a").await;
+    let brief = leases.acquire("a", LONG).longest(SHORT * 5).await.unwrap();
+    assert!(brief.remaining() <= SHORT * 5);
+    let lost = tokio::spawn(brief.lost());
+    let next = {
+        let leases = leases.clone();
+        tokio::spawn(async move { leases.acquire("a", LONG).wait(PATIENCE).await })
+    };
+    assert_eq!(finish(&bench, lost).await, Lost::HeldTooLong);
+    finish(&bench, next).await.unwrap().release().await.unwrap();
+
+    // Renewed once, and then no further than that.
+    let ttl = Duration::from_millis(1500);
+    let lease = leases.acquire("b", ttl).longest(ttl * 4 / 3).wait(LONG).await.unwrap();
+    let lost = tokio::spawn(lease.lost());
+    assert_eq!(finish(&bench, lost).await, Lost::HeldTooLong);
+    for hold in [Duration::ZERO, Duration::from_micros(999)] {
+        let error = leases.acquire("c", ttl).longest(hold).await.unwrap_err();
+        assert!(matches!(error, LeaseError::Invalid(Invalid::Option { .. })), "{error:?}");
+    }
+}
+
+async fn a_lock_that_ran_out_stays_closed_for_its_grace_and_a_released_one_does_not(bench: impl Bench) {
+    let leases = bench.leases();
+    number(&bench.locks(), "a").await;
+    let acquire = async || leases.acquire("a", SHORT).grace(LONG).without_keep_alive().await.ok();
+    let lease = eventually("it is acquired in time", acquire).await;
+    assert!(lease.remaining() <= SHORT);
+    bench.pass(SHORT * 2).await;
+    assert_eq!(lease.lost().await, Lost::Expired);
+    match leases.acquire("a", LONG).await.unwrap_err() {
+        LeaseError::Held { remaining, .. } => assert!(remaining > Some(LONG / 2), "{remaining:?}"),
+        other => panic!("{other:?}"),
+    }
+    // Nobody else can have had it: its holder may open it before the time.
+    lease.release().await.unwrap();
+    leases.acquire("a", LONG).grace(LONG).await.unwrap().release().await.unwrap();
+    leases.acquire("a", LONG).await.unwrap().release().await.unwrap();
+    let error = leases.acquire("a", LONG).grace(Duration::MAX).await.unwrap_err();
+    assert!(matches!(error, LeaseError::Invalid(Invalid::Option { .. })), "{error:?}");
 }
 
 async fn a_lease_that_was_taken_away_is_lost_for_ever(bench: impl Bench) {
