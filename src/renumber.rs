@@ -43,6 +43,12 @@ pub trait Renumber: Send + Sync + 'static {
         counter: Option<FencingToken>,
         within: Duration,
     ) -> BoxFuture<'a, Result<FencingToken, RenumberError>>;
+
+    /// Whether it remembers what it issued. Without a memory, a counter that is gone cannot be
+    /// numbered above what it gave.
+    fn remembers(&self) -> bool {
+        true
+    }
 }
 
 /// Why no token could be issued, and what to do about it.
@@ -75,6 +81,10 @@ impl RenumberError {
 pub struct CounterOnly;
 
 impl Renumber for CounterOnly {
+    fn remembers(&self) -> bool {
+        false
+    }
+
     fn renumber<'a>(
         &'a self,
         _: &'a Resource,

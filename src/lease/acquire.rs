@@ -218,6 +218,10 @@ impl Acquire<'_> {
         if self.label.len() > LONGEST_LABEL {
             return Err(Invalid::Option { what: "label", reason: "it is longer than 1024 bytes" }.into());
         }
+        if self.leases.service.counters_expire() && !self.leases.renumber.remembers() {
+            let reason = "its counters expire, and there is no fence to number grants anew";
+            return Err(Invalid::Option { what: "lock service", reason }.into());
+        }
         let resource = self.resource?;
         let tenure = Tenure::new(self.ttl, self.grace, self.longest, self.keep_alive)?;
         let origin = Origin::here(self.label);

@@ -71,6 +71,12 @@ pub trait LockService: Send + Sync + 'static {
         owner: OwnerId,
     ) -> BoxFuture<'a, Result<Standing, LeaseError>>;
 
+    /// Whether counters are dropped in the ordinary course of things. Then only a fence that numbers
+    /// anew keeps tokens growing, and leases without one are refused.
+    fn counters_expire(&self) -> bool {
+        false
+    }
+
     /// Who holds the lock now, for an operator to read.
     fn holder<'a>(&'a self, resource: &'a Resource) -> BoxFuture<'a, Result<Option<Holder>, LeaseError>>;
 }

@@ -1,11 +1,12 @@
 -- Takes a lock if it is free, and counts its token up in the same step.
 --
 -- KEYS[1]  the lock: '<owner> <token> <since, ms> <origin>'; the token is '-' while it has no number
--- KEYS[2]  the token counter, without a time to live
+-- KEYS[2]  the token counter
 -- KEYS[3]  the run that the counter was last seeded in: the server's run_id and replication id
 -- ARGV[1]  owner, 36 characters
 -- ARGV[2]  time to live in milliseconds, 1 to 2^53 - 1
 -- ARGV[3]  origin, a JSON object
+-- ARGV[4]  how long an unused counter is kept, in milliseconds, or '' for ever
 --
 -- Result   {'granted', token}
 --          {'unnumbered', counter, or '' if there is none}
@@ -50,6 +51,14 @@ local run = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
 if counter and seeded_in == run then
     redis.call('INCR', KEYS[2])
     token = redis.call('GET', KEYS[2])
+    for _, key in ipairs({KEYS[2], KEYS[3]}) do
+        if ARGV[4] == '' then
+            -- It may have been given an end by a client that was set up otherwise.
+            redis.call('PERSIST', key)
+        else
+            redis.call('PEXPIRE', key, ARGV[4])
+        end
+    end
 end
 
 local now = redis.call('TIME')

@@ -38,7 +38,7 @@ use crate::token::FencingToken;
 /// promoted again, that run is over, and the next grant is numbered anew by the database. The server must not evict keys (`maxmemory-policy noeviction`): a lock
 /// that is evicted is lost by its holder, and a counter is numbered anew.
 ///
-/// A user with limited rights needs `EVAL`, `EVALSHA`, `GET`, `SET`, `DEL`, `INCR`, `PEXPIRE`, `PTTL`,
+/// A user with limited rights needs `EVAL`, `EVALSHA`, `GET`, `SET`, `DEL`, `INCR`, `PEXPIRE`, `PERSIST`, `PTTL`,
 /// `TIME` and `INFO` on those keys.
 ///
 /// # Examples
@@ -58,6 +58,8 @@ use crate::token::FencingToken;
 pub struct RedisLocks {
     link: Arc<Link>,
     prefix: Arc<str>,
+    /// How long an unused counter is kept, in milliseconds; empty for ever.
+    idle: Arc<str>,
 }
 
 impl RedisLocks {
@@ -95,7 +97,7 @@ impl RedisLocks {
     /// Uses a client with settings of its own, such as TLS. Nothing is connected yet.
     #[must_use]
     pub fn from_client(client: Client) -> Self {
-        Self { link: Arc::new(Link::new(client)), prefix: Self::PREFIX.into() }
+        Self { link: Arc::new(Link::new(client)), prefix: Self::PREFIX.into(), idle: "".into() }
     }
 
     /// Begins every key with `prefix` instead. Locks under different prefixes have nothing to do
@@ -107,6 +109,22 @@ impl RedisLocks {
     pub fn with_prefix(mut self, prefix: &str) -> Result<Self, Invalid> {
         check_prefix(prefix)?;
         self.prefix = prefix.into();
+        Ok(self)
+    }
+
+    /// Lets the counter of a resource go when nobody has acquired it for `idle`, for millions of
+    /// resources that are used once: otherwise two small keys of each stay for ever.
+    ///
+    /// A counter that is gone has forgotten, and the next grant is numbered anew by the database. So
+    /// this is for [`Leases::new`](super::Leases::new) only: without a fence tokens would begin at 1
+    /// again, and every acquisition is refused as [`Invalid::Option`]. Set it in all programs that
+    /// share the prefix; one without it keeps what it uses.
+    ///
+    /// # Errors
+    ///
+    /// [`Invalid::Ttl`] below a millisecond or beyond 2^53 - 1 of them.
+    pub fn with_idle_expiry(mut self, idle: Duration) -> Result<Self, Invalid> {
+        self.idle = Ttl::try_from(idle)?.millis().to_string().into();
         Ok(self)
     }
 
@@ -154,7 +172,7 @@ impl LockService for RedisLocks {
                     Some(request.ttl),
                     &script::ACQUIRE,
                     &[&lock, &token, &run],
-                    &[&owner, &ttl, &origin],
+                    &[&owner, &ttl, &origin, &self.idle],
                 )
                 .await?;
             match outcome.as_str() {
@@ -175,7 +193,8 @@ impl LockService for RedisLocks {
         Box::pin(async move {
             let keys = self.keys(resource);
             let keys = [keys.lock.as_str(), &keys.token, &keys.run];
-            self.step(resource, None, &script::SEED, &keys, &[&owner.to_string(), &token.to_string()]).await
+            let arguments = [&owner.to_string(), &token.to_string(), &*self.idle];
+            self.step(resource, None, &script::SEED, &keys, &arguments).await
         })
     }
 
@@ -212,6 +231,10 @@ impl LockService for RedisLocks {
             let keys = self.keys(resource);
             self.step(resource, None, &script::DISOWN, &[&keys.lock, &keys.run], &[&owner.to_string()]).await
         })
+    }
+
+    fn counters_expire(&self) -> bool {
+        !self.idle.is_empty()
     }
 
     fn holder<'a>(&'a self, resource: &'a Resource) -> BoxFuture<'a, Result<Option<Holder>, LeaseError>> {

@@ -5,6 +5,7 @@
 -- KEYS[3]  the run that the counter was last seeded in: the server's run_id and replication id
 -- ARGV[1]  owner
 -- ARGV[2]  the token that was issued for it, decimal
+-- ARGV[3]  how long an unused counter is kept, in milliseconds, or '' for ever
 --
 -- Result   1 if the lock is the owner's, else 0 and nothing was written
 -- Error    FENCEROW where the counter is no number; nothing was written
@@ -28,6 +29,10 @@ end
 local run = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
     .. ':' .. (string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)') or '')
 redis.call('SET', KEYS[3], run)
+if ARGV[3] ~= '' then
+    redis.call('PEXPIRE', KEYS[2], ARGV[3])
+    redis.call('PEXPIRE', KEYS[3], ARGV[3])
+end
 local since_and_origin = string.match(lock, '^%S+ %S+ (.*)$')
 redis.call('SET', KEYS[1], ARGV[1] .. ' ' .. ARGV[2] .. ' ' .. since_and_origin, 'KEEPTTL')
 return 1

@@ -13,7 +13,7 @@ use crate::support::{self, OwnRedis, eventually};
 const LONG: Duration = Duration::from_secs(60);
 const NAME: &str = "settlement";
 
-async fn write(fence: &Fence<Postgres>, lease: &impl Credential) -> Result<(), FenceError> {
+pub(super) async fn write(fence: &Fence<Postgres>, lease: &impl Credential) -> Result<(), FenceError> {
     let mut tx = fence.begin(lease).await?;
     sqlx::query("insert into entry (payout, amount) values (1, 1)").execute(&mut *tx).await?;
     tx.commit().await

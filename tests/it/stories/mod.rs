@@ -1,9 +1,11 @@
 //! The whole way: a lease, its token, a fenced write, on every pair of a lock service and a
 //! database.
 
+mod blocked;
 mod chaos;
 mod failover;
 pub(crate) mod holder;
+mod idle;
 
 use fencerow::Renumber;
 use fencerow::lease::{Leases, PgLocks, RedisLocks, SqliteLocks};
