@@ -135,6 +135,15 @@ run() {
     "$@"
 }
 
+# The page of the module `lease` has a table of the laws that each lock service
+# keeps: what this run has seen, and nothing else.
+check_conformance() {
+    local seen=target/conformance.md
+    tests/conformance.sh <"$1" >"$seen"
+    diff -u src/lease/conformance.md "$seen" >&2 ||
+        die "the table of laws is not what this run has seen: cp $seen src/lease/conformance.md"
+}
+
 need_rust
 need_engine
 need_compiler
@@ -154,6 +163,8 @@ run env RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --all-features
 run cargo test --locked --all-features --doc
 # More at once than there are cores: most of the time they wait for a server.
 export RUST_TEST_THREADS=${RUST_TEST_THREADS:-4}
+mkdir -p target
 run env FENCEROW_POSTGRES_IMAGE="$FENCEROW_OLD_POSTGRES_IMAGE" FENCEROW_REDIS_IMAGE="$FENCEROW_OLD_REDIS_IMAGE" \
-    cargo test --locked --all-features --test it
+    cargo test --locked --all-features --test it | tee target/conformance.log
+check_conformance target/conformance.log
 run cargo test --locked --all-features --tests

@@ -54,7 +54,11 @@
 //! | `SqliteLocks` | `sqlite` | the machine's, since boot | it is missing (a file restored from an older copy is noticed by the fence only) |
 //! | [`MemoryLocks`] | | the process's, or a manual one | it is missing: the process is new |
 //!
-//! Each passes the same conformance tests. One of your own implements [`LockService`].
+//! One of your own implements [`LockService`]. Each passes the same tests, of which this table is made:
+//!
+#![doc = include_str!("conformance.md")]
+//!
+//! Where a field is empty, the law is about a network, and the service has none.
 
 mod acquire;
 mod acquisition;
