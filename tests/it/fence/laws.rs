@@ -60,6 +60,7 @@ async fn an_equal_token_of_another_owner_is_refused() {
     stage.fence.begin(&first).await.unwrap().commit().await.unwrap();
 }
 
+/// A05
 #[tokio::test]
 async fn one_holder_writes_as_often_as_it_likes_on_as_many_resources_as_it_holds() {
     let stage = stage().await;
@@ -114,6 +115,7 @@ async fn tokens_beyond_two_to_the_53_stay_apart() {
     stage.fence.begin(&grant(i64::MAX)).await.unwrap().commit().await.unwrap();
 }
 
+/// A24
 #[tokio::test]
 async fn odd_names_have_fences_of_their_own() {
     let stage = stage().await;

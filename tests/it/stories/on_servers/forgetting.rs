@@ -25,6 +25,7 @@ async fn write(fence: &Fence<Db>, lease: &Lease) -> Result<(), FenceError> {
     tx.commit().await
 }
 
+/// A03
 #[tokio::test]
 async fn after_a_flush_tokens_go_on_in_a_new_epoch_and_no_stale_write_is_accepted() {
     let world = world().await;
@@ -43,6 +44,7 @@ async fn after_a_flush_tokens_go_on_in_a_new_epoch_and_no_stale_write_is_accepte
     next.release().await.unwrap();
 }
 
+/// A03
 #[tokio::test]
 async fn a_counter_lowered_by_hand_is_refused_as_regressed_and_healed_at_the_next_grant() {
     let world = world().await;
@@ -72,7 +74,7 @@ async fn a_counter_lowered_by_hand_is_refused_as_regressed_and_healed_at_the_nex
     healed.release().await.unwrap();
 }
 
-/// The counter gives the very number that another holder has raised the fence by.
+/// A03: the counter gives the very number that another holder has raised the fence by.
 #[tokio::test]
 async fn an_equal_token_of_another_owner_is_refused_as_regressed() {
     let world = world().await;

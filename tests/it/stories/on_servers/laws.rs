@@ -45,6 +45,27 @@ async fn a_lease_its_token_and_a_write_go_together() {
     assert_eq!(entries(&stage).await, 1);
 }
 
+/// A24
+#[tokio::test]
+async fn a_name_goes_the_whole_way_or_is_refused_at_its_beginning() {
+    let World { stage, leases, .. } = world().await;
+    let long = |bytes: usize| "x".repeat(bytes);
+    let names = ["{a}:b", "a{b}c", "{}", "}{", "{{x}}", "a b", "naïve/λ"].map(str::to_owned);
+    let names = names.into_iter().chain([64, 255, 256, 300, 512].map(long));
+    for (entry, name) in names.enumerate() {
+        let lease = leases.acquire(&name, LONG).await.unwrap();
+        // Distinct names share neither a counter nor a fence: each begins at 1.
+        assert_eq!(lease.token(), fencerow::FencingToken::FIRST, "{name:?}");
+        assert!(settle(&stage, &lease, &format!("payout-{entry}")).await.unwrap());
+        lease.release().await.unwrap();
+    }
+    for name in [513, 10_000, 1 << 20].map(long) {
+        let error = leases.acquire(&name, LONG).await.unwrap_err();
+        assert!(matches!(error, LeaseError::Invalid(fencerow::Invalid::Resource { .. })), "{error:?}");
+        assert!(fencerow::Resource::new(&name).is_err());
+    }
+}
+
 /// The reason for all of this: a holder that is stopped past its lease, in a real process.
 #[tokio::test]
 async fn a_paused_holder_cannot_write_after_its_successor() {
