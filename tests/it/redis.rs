@@ -472,3 +472,64 @@ async fn a_url_that_leads_nowhere_is_told_from_one_that_is_none() {
     let error = RedisLocks::connect(&url).await.unwrap_err();
     assert!(matches!(error, LeaseError::Unavailable(_)), "{error:?}");
 }
+
+/// Each kind of step once, and the scripts by their text as well as by their hash.
+async fn all_steps(locks: &RedisLocks) -> Result<(), LeaseError> {
+    let first = request("a");
+    let (resource, owner) = (&first.resource, first.owner);
+    let token = FencingToken::FIRST;
+    assert_eq!(locks.acquire(&first).await?, Attempt::Unnumbered { counter: None });
+    assert_eq!(locks.seed(resource, owner, token).await?, Standing::Ours);
+    assert_eq!(granted(locks.acquire(&first).await?), token);
+    assert!(matches!(locks.acquire(&request("a")).await?, Attempt::Held { remaining: Some(_) }));
+    assert_eq!(locks.holder(resource).await?.unwrap().owner, owner);
+    assert_eq!(locks.renew(resource, owner, TTL.try_into().unwrap()).await?, Standing::Ours);
+    assert_eq!(locks.release(resource, owner).await?, Standing::Ours);
+    let second = request("a");
+    assert!(granted(locks.acquire(&second).await?) > token);
+    assert_eq!(locks.disown(resource, second.owner).await?, Standing::Ours);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_user_needs_the_rights_that_the_docs_list_and_no_others() {
+    const RIGHTS: &str = include_str!("../../src/lease/redis/rights.md");
+    let own = own_redis().await;
+    let (redis, mut connection) = (&own.redis, own.redis.connection().await);
+    let listed: Vec<_> = RIGHTS.split('`').skip(1).step_by(2).map(|name| format!("+{name}")).collect();
+    for left_out in std::iter::once(None).chain((0..listed.len()).map(Some)) {
+        let _: () = ask(&mut connection, &["FLUSHALL"]).await;
+        let _: () = ask(&mut connection, &["SCRIPT", "FLUSH"]).await;
+        let keys = format!("~{}*", redis.prefix);
+        let mut user = vec!["ACL", "SETUSER", "worker", "reset", "on", ">hush-hush", &keys];
+        user.extend(
+            listed.iter().enumerate().filter(|(at, _)| Some(*at) != left_out).map(|(_, name)| &**name),
+        );
+        let _: () = ask(&mut connection, &user).await;
+        let url = format!("redis://worker:hush-hush@{}/", redis.address());
+        let locks = RedisLocks::connect(&url).await.unwrap().with_prefix(&redis.prefix).unwrap();
+        let outcome = all_steps(&locks).await;
+        match left_out {
+            None => outcome.unwrap(),
+            Some(at) => {
+                let refused = matches!(outcome, Err(LeaseError::Refused { .. }));
+                assert!(refused, "without {}: {outcome:?}", listed[at]);
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_wrong_password_is_an_error_that_does_not_quote_it() {
+    let redis = redis().await;
+    let url = format!("redis://nobody:hush-hush@{}/", redis.address());
+    let error = RedisLocks::connect(&url).await.unwrap_err();
+    assert!(matches!(error, LeaseError::Unavailable(_)), "{error:?}");
+    let mut texts = vec![format!("{error:?}"), error.to_string()];
+    let mut source = std::error::Error::source(&error);
+    while let Some(error) = source {
+        texts.push(error.to_string());
+        source = error.source();
+    }
+    assert!(texts.iter().all(|text| !text.contains("hush")), "{texts:?}");
+}

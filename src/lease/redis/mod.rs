@@ -38,8 +38,7 @@ use crate::token::FencingToken;
 /// promoted again, that run is over, and the next grant is numbered anew by the database. The server must not evict keys (`maxmemory-policy noeviction`): a lock
 /// that is evicted is lost by its holder, and a counter is numbered anew.
 ///
-/// A user with limited rights needs `EVAL`, `EVALSHA`, `GET`, `SET`, `DEL`, `INCR`, `PEXPIRE`, `PERSIST`, `PTTL`,
-/// `TIME` and `INFO` on those keys.
+#[doc = include_str!("rights.md")]
 ///
 /// # Examples
 ///
@@ -66,7 +65,8 @@ impl RedisLocks {
     /// What every key begins with unless [`RedisLocks::with_prefix`] says otherwise.
     pub const PREFIX: &'static str = "fencerow:";
 
-    /// Connects to the server of a `redis://` or `unix://` URL.
+    /// Connects to the server of a `redis://` or `unix://` URL, as the user that it names, if any:
+    /// `redis://user:password@host/`.
     ///
     /// For `rediss://`, switch on a TLS feature of the `redis` crate in your own manifest, and
     /// install a crypto provider.
