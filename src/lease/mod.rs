@@ -49,7 +49,7 @@
 //!
 //! | service | feature | whose clock | its counter may have forgotten when |
 //! |---|---|---|---|
-//! | `RedisLocks` | `redis` | the server's | it is missing, or the server was restarted or promoted |
+//! | `RedisLocks` | `redis` | the server's | it is missing, or the server was restarted or promoted, or its slot moved |
 //! | `PgLocks` | `postgres` | the database's | it is missing, or the database is on another timeline |
 //! | `SqliteLocks` | `sqlite` | the machine's, since boot | it is missing (a file restored from an older copy is noticed by the fence only) |
 //! | [`MemoryLocks`] | | the process's, or a manual one | it is missing: the process is new |
@@ -58,7 +58,8 @@
 //!
 #![doc = include_str!("conformance.md")]
 //!
-//! Where a field is empty, the law is about a network, and the service has none.
+//! `cluster` is `RedisLocks` on a Redis Cluster. Where a field is empty, the law is about the network to
+//! one server, and the service has none.
 
 mod acquire;
 mod acquisition;

@@ -533,3 +533,21 @@ async fn a_wrong_password_is_an_error_that_does_not_quote_it() {
     }
     assert!(texts.iter().all(|text| !text.contains("hush")), "{texts:?}");
 }
+
+#[tokio::test]
+async fn urls_that_make_no_sense_are_refused_before_anybody_is_asked() {
+    let (good, bad) = ("redis://127.0.0.1:1/", "http://user:hush-hush@127.0.0.1/");
+    for refused in [
+        RedisLocks::sentinel([], "redis://mymaster/").await,
+        RedisLocks::sentinel([bad], "redis://mymaster/").await,
+        RedisLocks::sentinel([good], bad).await,
+        RedisLocks::sentinel([good], "unix:///mymaster").await,
+        RedisLocks::cluster([]).await,
+        RedisLocks::cluster([good, bad]).await,
+        RedisLocks::cluster([good, "redis://user:hush-hush@127.0.0.1/"]).await,
+    ] {
+        let error = refused.unwrap_err();
+        assert!(matches!(error, LeaseError::Invalid(_)), "{error:?}");
+        assert!(!format!("{error:?} {error}").contains("hush"), "{error:?}");
+    }
+}

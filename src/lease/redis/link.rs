@@ -6,28 +6,41 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, Shared};
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, ErrorKind, RedisError, ServerErrorKind, Value};
+use redis::cluster::ClusterClient;
+use redis::cluster_async::ClusterConnection;
+use redis::{AsyncConnectionConfig, Client, Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 
 use super::super::ttl::Ttl;
 use super::script::Script;
+use super::sentinel::{Sentinels, Watch};
 use crate::clock::{Clock, Moment};
 
 /// How long opening a connection may take.
-const CONNECT_LIMIT: Duration = Duration::from_secs(3);
+pub(super) const CONNECT_LIMIT: Duration = Duration::from_secs(3);
 /// How long an answer may take; the crate's own limit of half a second is shorter than many a
 /// pause of a busy server.
-const RESPONSE_LIMIT: Duration = Duration::from_secs(3);
+pub(super) const RESPONSE_LIMIT: Duration = Duration::from_secs(3);
 /// A server that is silent for less than this is waited for, however short the lease: connecting
 /// anew takes its time as well.
 const SHORTEST_PATIENCE: Duration = Duration::from_millis(200);
+
+/// Where a connection leads to.
+#[derive(Clone)]
+pub(super) enum Target {
+    /// One server.
+    Single(Client),
+    /// The primary that the sentinels name.
+    Sentinel(Arc<Sentinels>),
+    /// All primaries of a cluster, each for its slots.
+    Cluster(Box<ClusterClient>),
+}
 
 /// One connection for everybody, opened when it is needed.
 ///
 /// A connection that is closed, or that stays silent for too long, is replaced: behind a balancer
 /// or a firewall a dead server keeps its connections open and takes everything.
 pub(super) struct Link {
-    client: Client,
-    config: AsyncConnectionConfig,
+    target: Target,
     clock: Clock,
     current: Mutex<Current>,
 }
@@ -41,19 +54,23 @@ struct Current {
 /// An attempt to connect that everybody who needs it can wait for.
 type Connecting = Shared<BoxFuture<'static, Result<Arc<Open>, RedisError>>>;
 
+#[derive(Clone)]
+enum Connection {
+    One(MultiplexedConnection),
+    Cluster(ClusterConnection),
+}
+
 struct Open {
-    connection: MultiplexedConnection,
+    connection: Connection,
+    watch: Option<Arc<Watch>>,
     /// Since when a request has waited with no answer to any. Requests are dropped before their
     /// time by holders whose deadlines are shorter, so their own limits would not tell.
     waiting: Mutex<Option<Moment>>,
 }
 
 impl Link {
-    pub(super) fn new(client: Client) -> Self {
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(CONNECT_LIMIT))
-            .set_response_timeout(Some(RESPONSE_LIMIT));
-        Self { client, config, clock: Clock::boot(), current: Mutex::default() }
+    pub(super) fn new(target: Target) -> Self {
+        Self { target, clock: Clock::boot(), current: Mutex::default() }
     }
 
     /// Connects, if there is no connection.
@@ -75,9 +92,9 @@ impl Link {
         let open = self.open(patience.clamp(SHORTEST_PATIENCE, RESPONSE_LIMIT)).await?;
         let mut connection = open.connection.clone();
         open.set_waiting(|since| since.or(Some(self.clock.now())));
-        let mut answer = script.by_hash(keys, arguments).query_async(&mut connection).await;
+        let mut answer = connection.send(&script.by_hash(keys, arguments)).await;
         if matches!(&answer, Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)) {
-            answer = script.by_text(keys, arguments).query_async(&mut connection).await;
+            answer = connection.send(&script.by_text(keys, arguments)).await;
         }
         match &answer {
             Err(error) if is_useless_after(error) => {
@@ -96,6 +113,7 @@ impl Link {
             let mut current = self.current();
             if let Some(open) = &current.open
                 && !open.is_silent(patience, self.clock.now())
+                && open.watch.as_ref().is_none_or(Watch::is_trusted)
             {
                 return Ok(open.clone());
             }
@@ -123,10 +141,10 @@ impl Link {
     /// Begins to connect. It goes on when those who wait for it give up: a holder whose lease is
     /// short must not keep all others from ever getting a connection.
     fn connecting(&self) -> Connecting {
-        let (client, config) = (self.client.clone(), self.config.clone());
+        let (target, clock) = (self.target.clone(), self.clock.clone());
         let task = tokio::spawn(async move {
-            let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-            Ok(Arc::new(Open { connection, waiting: Mutex::default() }))
+            let (connection, watch) = target.connect(&clock).await?;
+            Ok(Arc::new(Open { connection, watch, waiting: Mutex::default() }))
         });
         let ended = |_| RedisError::from((ErrorKind::Client, "the runtime that connected has ended"));
         task.map(move |outcome| outcome.unwrap_or_else(|error| Err(ended(error)))).boxed().shared()
@@ -134,6 +152,39 @@ impl Link {
 
     fn current(&self) -> MutexGuard<'_, Current> {
         self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Target {
+    async fn connect(&self, clock: &Clock) -> Result<(Connection, Option<Arc<Watch>>), RedisError> {
+        match self {
+            Self::Single(client) => {
+                let config = AsyncConnectionConfig::new()
+                    .set_connection_timeout(Some(CONNECT_LIMIT))
+                    .set_response_timeout(Some(RESPONSE_LIMIT));
+                let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+                Ok((Connection::One(connection), None))
+            }
+            Self::Sentinel(sentinels) => {
+                let (connection, watch) = sentinels.connect(clock).await?;
+                Ok((Connection::One(connection), Some(watch)))
+            }
+            Self::Cluster(client) => {
+                // The crate limits each of its steps, and there are several nodes to ask.
+                let opening = tokio::time::timeout(CONNECT_LIMIT, client.get_async_connection());
+                let too_long = |_| Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into());
+                Ok((Connection::Cluster(opening.await.unwrap_or_else(too_long)?), None))
+            }
+        }
+    }
+}
+
+impl Connection {
+    async fn send(&mut self, command: &Cmd) -> Result<Value, RedisError> {
+        match self {
+            Self::One(connection) => command.query_async(connection).await,
+            Self::Cluster(connection) => command.query_async(connection).await,
+        }
     }
 }
 

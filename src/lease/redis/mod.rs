@@ -3,6 +3,7 @@
 mod keys;
 mod link;
 mod script;
+mod sentinel;
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,12 +11,14 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use futures_util::future::BoxFuture;
+use redis::cluster::ClusterClient;
 use redis::io::tcp::TcpSettings;
-use redis::{Client, FromRedisValue, IntoConnectionInfo as _, RedisError};
+use redis::{Client, ConnectionInfo, FromRedisValue, IntoConnectionInfo as _, RedisError};
 
 use self::keys::{Keys, check_prefix};
-use self::link::Link;
+use self::link::{CONNECT_LIMIT, Link, RESPONSE_LIMIT, Target};
 use self::script::Script;
+use self::sentinel::Sentinels;
 use super::error::LeaseError;
 use super::service::{Attempt, Holder, LockService, Origin, Request, Standing};
 use super::ttl::Ttl;
@@ -24,7 +27,8 @@ use crate::owner::OwnerId;
 use crate::resource::Resource;
 use crate::token::FencingToken;
 
-/// Keeps locks and token counters in one Redis server, 6.0 or newer; clones share the connection.
+/// Keeps locks and token counters in Redis, 6.0 or newer: in one server, in the primary that Sentinel
+/// names, or in a Cluster. Clones share the connection.
 ///
 /// Each step is one script in one round trip; a lock's time is judged by the server. A request
 /// waits at most three seconds for its answer, and as long for a connection. A server that does
@@ -80,24 +84,131 @@ impl RedisLocks {
     ///
     /// Dropping the future has no effect.
     pub async fn connect(url: &str) -> Result<Self, LeaseError> {
-        // The crate's own error may quote the URL, and with it a password.
-        let malformed = |_| Invalid::Option {
-            what: "Redis URL",
-            reason: "it does not begin with redis:// or unix://, is malformed, or needs TLS, which is not built in",
+        let client = Client::open(parse_url(url)?).map_err(malformed)?;
+        Self::from_client(client).connected().await
+    }
+
+    /// Connects to the primary that Redis Sentinel names, and follows it through failovers. The
+    /// second URL is the one of the primary, with the name that the sentinels know it by for its
+    /// host, and with the user, password and database of the servers themselves.
+    ///
+    /// A server counts as the primary when more than half of the sentinels answer, the newest
+    /// configuration among their answers names it, and it says on that very connection that it is
+    /// one. While the connection is used the sentinels are asked anew each second; the connection
+    /// is left at the first answer that names another server, or when their last word is five
+    /// seconds old. So also a primary that is cut off from the rest, and does not know that it was
+    /// deposed, is left within seconds; what it granted until then the fence refuses as soon as
+    /// the new primary's next grant is numbered, since that one belongs to another run.
+    ///
+    /// While there is no primary a request waits for one for three seconds, and then fails; the
+    /// next one tries again. The servers' users need `ROLE` as well, those of the sentinels
+    /// `SENTINEL`.
+    ///
+    /// # Errors
+    ///
+    /// [`LeaseError::Invalid`] if there is no sentinel or one of the URLs is malformed,
+    /// [`LeaseError::Unavailable`] if too few sentinels answer or no primary can be reached.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future has no effect.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use fencerow::lease::RedisLocks;
+    ///
+    /// # async fn example() -> Result<(), fencerow::lease::LeaseError> {
+    /// let sentinels = ["redis://10.0.0.1:26379", "redis://10.0.0.2:26379", "redis://10.0.0.3:26379"];
+    /// let locks = RedisLocks::sentinel(sentinels, "redis://worker:secret@mymaster/").await?;
+    /// # Ok(()) }
+    /// ```
+    pub async fn sentinel<'a>(
+        sentinels: impl IntoIterator<Item = &'a str>,
+        primary: &str,
+    ) -> Result<Self, LeaseError> {
+        let open = |url| Client::open(parse_url(url)?).map_err(malformed);
+        let sentinels: Vec<_> = sentinels.into_iter().map(open).collect::<Result<_, _>>()?;
+        if sentinels.is_empty() {
+            return Err(Invalid::Option { what: "sentinels", reason: "there is none" }.into());
+        }
+        let unnamed = Invalid::Option { what: "Redis URL", reason: "it does not name a primary" };
+        let sentinels = Sentinels::new(sentinels, parse_url(primary)?).ok_or(unnamed)?;
+        Self::over(Target::Sentinel(Arc::new(sentinels))).connected().await
+    }
+
+    /// Connects to a Redis Cluster by some of its nodes, with the user and password of their URLs,
+    /// which all nodes must share.
+    ///
+    /// All keys of a resource are in one slot. Each step is sent to the primary of that slot, and
+    /// sent again where the cluster redirects it; all that takes three seconds at most. While a slot
+    /// is moved from one node to another, acquiring in it may fail until its keys have all arrived;
+    /// locks move with their time. The new node is another run: the next grant is numbered anew by
+    /// the database.
+    ///
+    /// A primary of a cluster that is cut off with some of its clients takes writes until
+    /// `cluster-node-timeout` has passed. What it granted meanwhile the fence refuses as soon as the
+    /// promoted node's next grant is numbered.
+    ///
+    /// # Errors
+    ///
+    /// [`LeaseError::Invalid`] if there is no node, a URL is malformed, or they differ in user or
+    /// password; [`LeaseError::Unavailable`] if none can be reached.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future has no effect.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use fencerow::lease::RedisLocks;
+    ///
+    /// # async fn example() -> Result<(), fencerow::lease::LeaseError> {
+    /// let locks = RedisLocks::cluster(["redis://10.0.0.1/", "redis://10.0.0.2/"]).await?;
+    /// # Ok(()) }
+    /// ```
+    pub async fn cluster<'a>(nodes: impl IntoIterator<Item = &'a str>) -> Result<Self, LeaseError> {
+        let nodes: Vec<_> = nodes.into_iter().map(parse_url).collect::<Result<_, _>>()?;
+        let useless = Invalid::Option {
+            what: "cluster nodes",
+            reason: "there is none, or they differ in user or password",
         };
-        let info = url.into_connection_info().map_err(malformed)?;
-        // Small requests must not wait for each other's acknowledgements.
-        let settings = TcpSettings::default().set_nodelay(true);
-        let client = Client::open(info.set_tcp_settings(settings)).map_err(malformed)?;
-        let locks = Self::from_client(client);
-        locks.link.connect().await.map_err(unavailable)?;
-        Ok(locks)
+        // The crate takes those of the first node for all, and only looks at the others' if it has any.
+        let user = |node: &ConnectionInfo| {
+            let settings = node.redis_settings();
+            (settings.username().map(str::to_owned), settings.password().map(str::to_owned))
+        };
+        if nodes.windows(2).any(|pair| user(&pair[0]) != user(&pair[1])) {
+            return Err(useless.into());
+        }
+        let client = ClusterClient::builder(nodes)
+            .tcp_settings(TcpSettings::default().set_nodelay(true))
+            .connection_timeout(CONNECT_LIMIT / 3)
+            .response_timeout(RESPONSE_LIMIT)
+            // With all that is sent again: the crate would try sixteen times.
+            .overall_response_timeout(Some(RESPONSE_LIMIT))
+            .retries(5)
+            .min_retry_wait(20)
+            .max_retry_wait(500)
+            .build();
+        let client = client.map_err(|_| useless)?;
+        Self::over(Target::Cluster(Box::new(client))).connected().await
     }
 
     /// Uses a client with settings of its own, such as TLS. Nothing is connected yet.
     #[must_use]
     pub fn from_client(client: Client) -> Self {
-        Self { link: Arc::new(Link::new(client)), prefix: Self::PREFIX.into(), idle: "".into() }
+        Self::over(Target::Single(client))
+    }
+
+    fn over(target: Target) -> Self {
+        Self { link: Arc::new(Link::new(target)), prefix: Self::PREFIX.into(), idle: "".into() }
+    }
+
+    async fn connected(self) -> Result<Self, LeaseError> {
+        self.link.connect().await.map_err(unavailable)?;
+        Ok(self)
     }
 
     /// Begins every key with `prefix` instead. Locks under different prefixes have nothing to do
@@ -252,6 +363,20 @@ impl LockService for RedisLocks {
 impl fmt::Debug for RedisLocks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisLocks").field("prefix", &self.prefix).finish_non_exhaustive()
+    }
+}
+
+fn parse_url(url: &str) -> Result<ConnectionInfo, Invalid> {
+    let info = url.into_connection_info().map_err(malformed)?;
+    // Small requests must not wait for each other's acknowledgements.
+    Ok(info.set_tcp_settings(TcpSettings::default().set_nodelay(true)))
+}
+
+/// The crate's own error may quote the URL, and with it a password.
+fn malformed(_: RedisError) -> Invalid {
+    Invalid::Option {
+        what: "Redis URL",
+        reason: "it does not begin with redis:// or unix://, is malformed, or needs TLS, which is not built in",
     }
 }
 

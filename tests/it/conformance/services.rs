@@ -9,7 +9,7 @@ use fencerow::fence::Fence;
 use fencerow::lease::{Leases, LockService, MemoryLocks, PgLocks, RedisLocks, SqliteLocks};
 
 use crate::support::proxy::Proxy;
-use crate::support::{TestDatabase, TestRedis, postgres, redis};
+use crate::support::{TestDatabase, TestRedis, cluster, postgres, redis};
 
 /// A service under test.
 pub(super) trait Bench: Sized + Send + Sync + 'static {
@@ -78,6 +78,21 @@ impl Bench for Redis {
     async fn start() -> Self {
         let redis = redis().await;
         Self(redis.locks().await, Arc::new(redis))
+    }
+
+    fn locks(&self) -> RedisLocks {
+        self.0.clone()
+    }
+}
+
+/// Redis Cluster.
+pub(super) struct Cluster(RedisLocks);
+
+impl Bench for Cluster {
+    type Locks = RedisLocks;
+
+    async fn start() -> Self {
+        Self(cluster().await.locks().await)
     }
 
     fn locks(&self) -> RedisLocks {

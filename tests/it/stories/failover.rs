@@ -11,7 +11,7 @@ use crate::fence::fixtures::postgres::stage;
 use crate::support::{self, OwnRedis, eventually};
 
 const LONG: Duration = Duration::from_secs(60);
-const NAME: &str = "settlement";
+pub(super) const NAME: &str = "settlement";
 
 pub(super) async fn write(fence: &Fence<Postgres>, lease: &impl Credential) -> Result<(), FenceError> {
     let mut tx = fence.begin(lease).await?;

@@ -3,9 +3,11 @@
 
 mod blocked;
 mod chaos;
+mod cluster;
 mod failover;
 pub(crate) mod holder;
 mod idle;
+mod sentinel;
 
 use fencerow::Renumber;
 use fencerow::lease::{Leases, PgLocks, RedisLocks, SqliteLocks};

@@ -82,3 +82,12 @@ pub(crate) async fn start(
         Err(error) => panic!("cannot start {image} (set {variable} to name another image): {error}"),
     }
 }
+
+/// The server's address as other containers see it. On this machine it leads there as well, to the
+/// port inside.
+pub(crate) async fn inner_address(server: &Server) -> String {
+    let format = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}";
+    let mut inspect = tokio::process::Command::new("docker");
+    inspect.args(["inspect", "--format", format, server.container.id()]);
+    String::from_utf8(inspect.output().await.unwrap().stdout).unwrap().trim().to_owned()
+}

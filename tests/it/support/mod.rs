@@ -5,6 +5,7 @@ pub(crate) mod containers;
 mod postgres;
 pub(crate) mod proxy;
 mod redis;
+mod topology;
 
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
@@ -13,6 +14,7 @@ use tokio::runtime::Runtime;
 
 pub(crate) use postgres::{TestDatabase, postgres};
 pub(crate) use redis::{OwnRedis, TestRedis, own_redis, redis, run_a_server};
+pub(crate) use topology::{Node, cluster, sentinels};
 
 /// How long anything may take that takes milliseconds when all is well. Long, since it only ends
 /// tests that have failed, on machines that are slower than this one.

@@ -19,6 +19,11 @@ use super::eventually;
 static SERVER: OnceCell<Server> = OnceCell::const_new();
 static PREFIXES: AtomicU32 = AtomicU32::new(0);
 
+/// A key prefix that no other test has.
+pub(super) fn new_prefix() -> String {
+    format!("test-{}:", PREFIXES.fetch_add(1, Ordering::Relaxed))
+}
+
 /// A Redis server, and a prefix that no other test's keys have.
 pub(crate) struct TestRedis {
     pub(crate) url: String,
@@ -29,8 +34,7 @@ pub(crate) struct TestRedis {
 impl TestRedis {
     fn at(server: &Server) -> Self {
         let address = format!("{}:{}", server.host, server.port);
-        let prefix = format!("test-{}:", PREFIXES.fetch_add(1, Ordering::Relaxed));
-        Self { url: format!("redis://{address}/"), prefix, address }
+        Self { url: format!("redis://{address}/"), prefix: new_prefix(), address }
     }
 
     /// `host:port` of the server, for a proxy in front of it.
@@ -69,10 +73,7 @@ pub(crate) struct OwnRedis {
 impl OwnRedis {
     /// The server's address as another container sees it; its port is 6379.
     pub(crate) async fn inner_address(&self) -> String {
-        let format = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}";
-        let mut inspect = Command::new("docker");
-        inspect.args(["inspect", "--format", format, self.server.container.id()]);
-        String::from_utf8(inspect.output().await.unwrap().stdout).unwrap().trim().to_owned()
+        containers::inner_address(&self.server).await
     }
 
     /// Stops the server in good order and starts it again on its data.
