@@ -218,8 +218,8 @@ impl Acquire<'_> {
         if self.label.len() > LONGEST_LABEL {
             return Err(Invalid::Option { what: "label", reason: "it is longer than 1024 bytes" }.into());
         }
-        if self.leases.service.counters_expire() && !self.leases.renumber.remembers() {
-            let reason = "its counters expire, and there is no fence to number grants anew";
+        if self.leases.service.needs_fence() && !self.leases.renumber.remembers() {
+            let reason = "its tokens grow only where a fence numbers anew, and there is none";
             return Err(Invalid::Option { what: "lock service", reason }.into());
         }
         let resource = self.resource?;

@@ -54,7 +54,8 @@
 //! | `SqliteLocks` | `sqlite` | the machine's, since boot | it is missing (a file restored from an older copy is noticed by the fence only) |
 //! | [`MemoryLocks`] | | the process's, or a manual one | it is missing: the process is new |
 //!
-//! One of your own implements [`LockService`]. Each passes the same tests, of which this table is made:
+//! [`FallbackLocks`] makes one of two, for when the first is away. One of your own implements
+//! [`LockService`]. Each passes the same tests, of which this table is made:
 //!
 #![doc = include_str!("conformance.md")]
 //!
@@ -64,6 +65,7 @@
 mod acquire;
 mod acquisition;
 mod error;
+mod fallback;
 #[cfg(test)]
 mod far;
 mod guard;
@@ -84,6 +86,7 @@ mod ttl;
 pub use self::redis::RedisLocks;
 pub use acquire::{Acquire, Leases};
 pub use error::{LeaseError, Lost};
+pub use fallback::FallbackLocks;
 pub use guard::Lease;
 pub use memory::MemoryLocks;
 #[cfg(feature = "postgres")]

@@ -71,9 +71,9 @@ pub trait LockService: Send + Sync + 'static {
         owner: OwnerId,
     ) -> BoxFuture<'a, Result<Standing, LeaseError>>;
 
-    /// Whether counters are dropped in the ordinary course of things. Then only a fence that numbers
-    /// anew keeps tokens growing, and leases without one are refused.
-    fn counters_expire(&self) -> bool {
+    /// Whether only a fence that numbers anew keeps its tokens growing, since counters are dropped or
+    /// changed in the ordinary course of things. Leases without one are then refused.
+    fn needs_fence(&self) -> bool {
         false
     }
 

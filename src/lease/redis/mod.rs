@@ -344,7 +344,7 @@ impl LockService for RedisLocks {
         })
     }
 
-    fn counters_expire(&self) -> bool {
+    fn needs_fence(&self) -> bool {
         !self.idle.is_empty()
     }
 

@@ -14,7 +14,7 @@ use super::services::Bench;
 use super::{LONG, SHORT, finish, number, request, take};
 use crate::support::{PATIENCE, eventually};
 
-laws! { [memory Memory] [redis Redis] [cluster Cluster] [postgres Postgres] [sqlite Sqlite] => {
+laws! { [memory Memory] [redis Redis] [cluster Cluster] [postgres Postgres] [sqlite Sqlite] [fallback Fallback] [fallen_back FallenBack] => {
     a_holder_whose_numbering_took_too_long_gets_nothing
     a_time_to_live_that_a_server_would_misread_is_refused_before_it_is_asked
     an_acquisition_dropped_at_any_await_leaves_nothing_behind

@@ -9,7 +9,7 @@ use super::services::Bench;
 use super::{LONG, SHORT, number, remaining, request, take};
 use crate::support::PATIENCE;
 
-laws! { [memory Memory] [redis Redis] [cluster Cluster] [postgres Postgres] [sqlite Sqlite] => {
+laws! { [memory Memory] [redis Redis] [cluster Cluster] [postgres Postgres] [sqlite Sqlite] [fallback Fallback] [fallen_back FallenBack] => {
     of_fifty_at_once_one_is_granted_and_the_others_are_told_how_long
     tokens_grow_with_each_grant_and_stay_on_renewal
     the_same_owner_asking_again_gets_the_same_grant

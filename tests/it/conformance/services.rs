@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencerow::Renumber;
 use fencerow::clock::ManualClock;
 use fencerow::fence::Fence;
-use fencerow::lease::{Leases, LockService, MemoryLocks, PgLocks, RedisLocks, SqliteLocks};
+use fencerow::lease::{FallbackLocks, Leases, LockService, MemoryLocks, PgLocks, RedisLocks, SqliteLocks};
+use fencerow::{CounterOnly, FencingToken, OwnerId, Renumber, RenumberError, Resource};
+use futures_util::future::BoxFuture;
 
 use crate::support::proxy::Proxy;
 use crate::support::{TestDatabase, TestRedis, cluster, postgres, redis};
@@ -138,5 +139,66 @@ impl Bench for Sqlite {
 
     fn locks(&self) -> SqliteLocks {
         self.0.clone()
+    }
+}
+
+/// Numbers like the counter alone, and says that it remembers: within one test it need not.
+struct Remembering;
+
+impl Renumber for Remembering {
+    fn renumber<'a>(
+        &'a self,
+        resource: &'a Resource,
+        owner: OwnerId,
+        counter: Option<FencingToken>,
+        within: Duration,
+    ) -> BoxFuture<'a, Result<FencingToken, RenumberError>> {
+        CounterOnly.renumber(resource, owner, counter, within)
+    }
+}
+
+/// Redis, and Postgres for when it is away, which it is not.
+pub(super) struct Fallback(FallbackLocks, #[expect(dead_code, reason = "kept to the end")] Postgres);
+
+impl Bench for Fallback {
+    type Locks = FallbackLocks;
+
+    async fn start() -> Self {
+        let (Redis(primary, _), secondary) = (Redis::start().await, Postgres::start().await);
+        Self(FallbackLocks::new(primary, secondary.locks()), secondary)
+    }
+
+    fn locks(&self) -> FallbackLocks {
+        self.0.clone()
+    }
+
+    fn leases(&self) -> Leases {
+        self.leases_numbered_by(Remembering)
+    }
+}
+
+/// The same, where Redis is away.
+pub(super) struct FallenBack(
+    FallbackLocks,
+    #[expect(dead_code, reason = "kept to the end")] Postgres,
+    #[expect(dead_code, reason = "kept to the end")] Proxy,
+);
+
+impl Bench for FallenBack {
+    type Locks = FallbackLocks;
+
+    async fn start() -> Self {
+        let ((Redis(primary, _), mut proxy), secondary) =
+            (Redis::start().await.far().await, Postgres::start().await);
+        proxy.refuse().await;
+        Self(FallbackLocks::new(primary, secondary.locks()), secondary, proxy)
+    }
+
+    fn locks(&self) -> FallbackLocks {
+        self.0.clone()
+    }
+
+    fn leases(&self) -> Leases {
+        self.leases_numbered_by(Remembering)
     }
 }

@@ -5,6 +5,7 @@ mod blocked;
 mod chaos;
 mod cluster;
 mod failover;
+mod fallback;
 pub(crate) mod holder;
 mod idle;
 mod sentinel;
