@@ -84,6 +84,7 @@ impl Leases {
     /// - [`LeaseError::Unavailable`]: the service could not be asked.
     /// - [`LeaseError::Refused`]: the service cannot serve this resource.
     /// - [`LeaseError::Renumber`]: the counter may have forgotten, and the database could not number.
+    /// - [`LeaseError::DurabilityUncertain`]: too few replicas have the grant, where that was asked for.
     /// - [`LeaseError::Lost`]: the grant ran out before it could be handed out.
     ///
     /// # Cancel safety
@@ -267,7 +268,7 @@ impl Acquire<'_> {
                 }
                 // While there is time left, a service that cannot be asked is asked again.
                 Err(error @ LeaseError::Unavailable(_)) => error,
-                // The grant came too late, or could not be numbered for now.
+                // The grant came too late, reached too few replicas, or could not be numbered for now.
                 Err(error) if may_pass(&error) => {
                     current = acquisition();
                     error
@@ -299,7 +300,7 @@ impl<'a> IntoFuture for Acquire<'a> {
 /// Whether an acquisition by a new owner may fare better.
 fn may_pass(error: &LeaseError) -> bool {
     match error {
-        LeaseError::Lost { .. } => true,
+        LeaseError::Lost { .. } | LeaseError::DurabilityUncertain { .. } => true,
         LeaseError::Renumber { source, .. } => {
             matches!(source.group(), Group::Contended | Group::Unavailable)
         }

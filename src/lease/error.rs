@@ -53,6 +53,17 @@ pub enum LeaseError {
         #[source]
         source: Box<dyn StdError + Send + Sync>,
     },
+    /// The lock was granted, and too few replicas have confirmed that they have it. It is being
+    /// released.
+    #[error("{confirmed} of {wanted} replicas have confirmed the grant of {resource:?}")]
+    DurabilityUncertain {
+        /// What was asked for.
+        resource: Resource,
+        /// How many have confirmed it; 0 where the connection broke and none could be asked.
+        confirmed: u32,
+        /// How many were to.
+        wanted: u32,
+    },
     /// The counter may have forgotten, and the database could not issue a token instead. The lock
     /// was given back.
     #[error("no token could be issued for {resource:?}")]
@@ -91,7 +102,7 @@ impl LeaseError {
             Self::Held { .. } | Self::Timeout { .. } => Group::Contended,
             Self::Lost { reason: Lost::Regressed, .. } => Group::CounterRegressed,
             Self::Lost { .. } => Group::Superseded,
-            Self::Unavailable(_) => Group::Unavailable,
+            Self::Unavailable(_) | Self::DurabilityUncertain { .. } => Group::Unavailable,
             Self::Renumber { source, .. } => source.group(),
         }
     }

@@ -8,7 +8,10 @@ use futures_util::future::{BoxFuture, Shared};
 use redis::aio::MultiplexedConnection;
 use redis::cluster::ClusterClient;
 use redis::cluster_async::ClusterConnection;
-use redis::{AsyncConnectionConfig, Client, Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
+use redis::{
+    AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo as _,
+    RedisError, ServerErrorKind, Value,
+};
 
 use super::super::ttl::Ttl;
 use super::script::Script;
@@ -32,8 +35,17 @@ pub(super) enum Target {
     /// The primary that the sentinels name.
     Sentinel(Arc<Sentinels>),
     /// All primaries of a cluster, each for its slots.
-    Cluster(Box<ClusterClient>),
+    Cluster(Arc<Cluster>),
 }
+
+/// A cluster, and the nodes that it was named by.
+pub(super) struct Cluster {
+    pub(super) client: ClusterClient,
+    pub(super) nodes: Vec<ConnectionInfo>,
+}
+
+/// Host and port of a server that another server named.
+pub(super) type Address = (String, u16);
 
 /// One connection for everybody, opened when it is needed.
 ///
@@ -55,14 +67,19 @@ struct Current {
 type Connecting = Shared<BoxFuture<'static, Result<Arc<Open>, RedisError>>>;
 
 #[derive(Clone)]
-enum Connection {
+pub(super) enum Connection {
     One(MultiplexedConnection),
     Cluster(ClusterConnection),
 }
 
-struct Open {
-    connection: Connection,
+/// A connection, and whether the sentinels still name where it leads to.
+pub(super) struct Opened {
+    pub(super) connection: Connection,
     watch: Option<Arc<Watch>>,
+}
+
+struct Open {
+    opened: Opened,
     /// Since when a request has waited with no answer to any. Requests are dropped before their
     /// time by holders whose deadlines are shorter, so their own limits would not tell.
     waiting: Mutex<Option<Moment>>,
@@ -71,6 +88,10 @@ struct Open {
 impl Link {
     pub(super) fn new(target: Target) -> Self {
         Self { target, clock: Clock::boot(), current: Mutex::default() }
+    }
+
+    pub(super) fn target(&self) -> &Target {
+        &self.target
     }
 
     /// Connects, if there is no connection.
@@ -90,12 +111,9 @@ impl Link {
     ) -> Result<Result<Value, RedisError>, RedisError> {
         let patience = ttl.map_or(RESPONSE_LIMIT, |ttl| ttl.get() / 4);
         let open = self.open(patience.clamp(SHORTEST_PATIENCE, RESPONSE_LIMIT)).await?;
-        let mut connection = open.connection.clone();
+        let mut connection = open.opened.connection.clone();
         open.set_waiting(|since| since.or(Some(self.clock.now())));
-        let mut answer = connection.send(&script.by_hash(keys, arguments)).await;
-        if matches!(&answer, Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)) {
-            answer = connection.send(&script.by_text(keys, arguments)).await;
-        }
+        let answer = connection.run(script, keys, arguments).await;
         match &answer {
             Err(error) if is_useless_after(error) => {
                 let mut current = self.current();
@@ -113,7 +131,7 @@ impl Link {
             let mut current = self.current();
             if let Some(open) = &current.open
                 && !open.is_silent(patience, self.clock.now())
-                && open.watch.as_ref().is_none_or(Watch::is_trusted)
+                && open.opened.is_trusted()
             {
                 return Ok(open.clone());
             }
@@ -143,8 +161,8 @@ impl Link {
     fn connecting(&self) -> Connecting {
         let (target, clock) = (self.target.clone(), self.clock.clone());
         let task = tokio::spawn(async move {
-            let (connection, watch) = target.connect(&clock).await?;
-            Ok(Arc::new(Open { connection, watch, waiting: Mutex::default() }))
+            let opened = target.connect(&clock).await?;
+            Ok(Arc::new(Open { opened, waiting: Mutex::default() }))
         });
         let ended = |_| RedisError::from((ErrorKind::Client, "the runtime that connected has ended"));
         task.map(move |outcome| outcome.unwrap_or_else(|error| Err(ended(error)))).boxed().shared()
@@ -156,31 +174,88 @@ impl Link {
 }
 
 impl Target {
-    async fn connect(&self, clock: &Clock) -> Result<(Connection, Option<Arc<Watch>>), RedisError> {
+    async fn connect(&self, clock: &Clock) -> Result<Opened, RedisError> {
         match self {
-            Self::Single(client) => {
-                let config = AsyncConnectionConfig::new()
-                    .set_connection_timeout(Some(CONNECT_LIMIT))
-                    .set_response_timeout(Some(RESPONSE_LIMIT));
-                let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-                Ok((Connection::One(connection), None))
-            }
+            Self::Single(client) => connect_to_one(client, CONNECT_LIMIT).await,
             Self::Sentinel(sentinels) => {
                 let (connection, watch) = sentinels.connect(clock).await?;
-                Ok((Connection::One(connection), Some(watch)))
+                Ok(Opened { connection: Connection::One(connection), watch: Some(watch) })
             }
-            Self::Cluster(client) => {
+            Self::Cluster(cluster) => {
                 // The crate limits each of its steps, and there are several nodes to ask.
-                let opening = tokio::time::timeout(CONNECT_LIMIT, client.get_async_connection());
+                let opening = tokio::time::timeout(CONNECT_LIMIT, cluster.client.get_async_connection());
                 let too_long = |_| Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into());
-                Ok((Connection::Cluster(opening.await.unwrap_or_else(too_long)?), None))
+                let connection = opening.await.unwrap_or_else(too_long)?;
+                Ok(Opened { connection: Connection::Cluster(connection), watch: None })
             }
         }
+    }
+
+    /// Connects to one server: in a cluster to the node that was named, or to any.
+    pub(super) async fn connect_to_one(
+        &self,
+        node: Option<&Address>,
+        clock: &Clock,
+    ) -> Result<Opened, RedisError> {
+        let Self::Cluster(cluster) = self else { return self.connect(clock).await };
+        let limit = CONNECT_LIMIT / 3;
+        if let (Some(node), Some(info)) = (node, cluster.nodes.first()) {
+            return connect_to_one(&Client::open(at(info, node)?)?, limit).await;
+        }
+        let mut failure = RedisError::from((ErrorKind::Client, "the cluster has no nodes"));
+        for info in &cluster.nodes {
+            match connect_to_one(&Client::open(info.clone())?, limit).await {
+                Ok(opened) => return Ok(opened),
+                Err(error) => failure = error,
+            }
+        }
+        Err(failure)
+    }
+}
+
+async fn connect_to_one(client: &Client, limit: Duration) -> Result<Opened, RedisError> {
+    let config = AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(limit))
+        .set_response_timeout(Some(RESPONSE_LIMIT));
+    let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+    Ok(Opened { connection: Connection::One(connection), watch: None })
+}
+
+/// How to connect to another server in the same way.
+pub(super) fn at(info: &ConnectionInfo, (host, port): &Address) -> Result<ConnectionInfo, RedisError> {
+    let address = match info.addr().clone() {
+        ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
+            ConnectionAddr::TcpTls { host: host.clone(), port: *port, insecure, tls_params }
+        }
+        _ => ConnectionAddr::Tcp(host.clone(), *port),
+    };
+    info.clone().set_addr(address).into_connection_info()
+}
+
+impl Opened {
+    pub(super) fn is_trusted(&self) -> bool {
+        self.watch.as_ref().is_none_or(Watch::is_trusted)
     }
 }
 
 impl Connection {
-    async fn send(&mut self, command: &Cmd) -> Result<Value, RedisError> {
+    /// Runs a script on this connection alone; its text goes where its hash went.
+    pub(super) async fn run(
+        &mut self,
+        script: &Script,
+        keys: &[&str],
+        arguments: &[&str],
+    ) -> Result<Value, RedisError> {
+        let answer = self.send(&script.by_hash(keys, arguments)).await;
+        match answer {
+            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
+                self.send(&script.by_text(keys, arguments)).await
+            }
+            answer => answer,
+        }
+    }
+
+    pub(super) async fn send(&mut self, command: &Cmd) -> Result<Value, RedisError> {
         match self {
             Self::One(connection) => command.query_async(connection).await,
             Self::Cluster(connection) => command.query_async(connection).await,
@@ -202,7 +277,7 @@ impl Open {
 
 /// Whether another connection would do better: this one is broken or silent, or leads to a server
 /// that was demoted, where the name may mean another one by now.
-fn is_useless_after(error: &RedisError) -> bool {
+pub(super) fn is_useless_after(error: &RedisError) -> bool {
     error.is_io_error()
         || error.is_unrecoverable_error()
         || error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)

@@ -2,6 +2,7 @@
 
 mod keys;
 mod link;
+mod replicated;
 mod script;
 mod sentinel;
 
@@ -13,10 +14,11 @@ use std::time::{Duration, SystemTime};
 use futures_util::future::BoxFuture;
 use redis::cluster::ClusterClient;
 use redis::io::tcp::TcpSettings;
-use redis::{Client, ConnectionInfo, FromRedisValue, IntoConnectionInfo as _, RedisError};
+use redis::{Client, ConnectionInfo, FromRedisValue, IntoConnectionInfo as _, RedisError, Value};
 
 use self::keys::{Keys, check_prefix};
-use self::link::{CONNECT_LIMIT, Link, RESPONSE_LIMIT, Target};
+use self::link::{CONNECT_LIMIT, Cluster, Link, RESPONSE_LIMIT, Target};
+use self::replicated::Replicated;
 use self::script::Script;
 use self::sentinel::Sentinels;
 use super::error::LeaseError;
@@ -26,6 +28,9 @@ use crate::error::Invalid;
 use crate::owner::OwnerId;
 use crate::resource::Resource;
 use crate::token::FencingToken;
+
+/// How long replicas may be waited for: less than a connection waits for an answer.
+const LONGEST_WAIT: Duration = Duration::from_secs(2);
 
 /// Keeps locks and token counters in Redis, 6.0 or newer: in one server, in the primary that Sentinel
 /// names, or in a Cluster. Clones share the connection.
@@ -63,6 +68,7 @@ pub struct RedisLocks {
     prefix: Arc<str>,
     /// How long an unused counter is kept, in milliseconds; empty for ever.
     idle: Arc<str>,
+    replicated: Option<Arc<Replicated>>,
 }
 
 impl RedisLocks {
@@ -182,7 +188,7 @@ impl RedisLocks {
         if nodes.windows(2).any(|pair| user(&pair[0]) != user(&pair[1])) {
             return Err(useless.into());
         }
-        let client = ClusterClient::builder(nodes)
+        let client = ClusterClient::builder(nodes.clone())
             .tcp_settings(TcpSettings::default().set_nodelay(true))
             .connection_timeout(CONNECT_LIMIT / 3)
             .response_timeout(RESPONSE_LIMIT)
@@ -193,7 +199,7 @@ impl RedisLocks {
             .max_retry_wait(500)
             .build();
         let client = client.map_err(|_| useless)?;
-        Self::over(Target::Cluster(Box::new(client))).connected().await
+        Self::over(Target::Cluster(Arc::new(Cluster { client, nodes }))).connected().await
     }
 
     /// Uses a client with settings of its own, such as TLS. Nothing is connected yet.
@@ -203,7 +209,12 @@ impl RedisLocks {
     }
 
     fn over(target: Target) -> Self {
-        Self { link: Arc::new(Link::new(target)), prefix: Self::PREFIX.into(), idle: "".into() }
+        Self {
+            link: Arc::new(Link::new(target)),
+            prefix: Self::PREFIX.into(),
+            idle: "".into(),
+            replicated: None,
+        }
     }
 
     async fn connected(self) -> Result<Self, LeaseError> {
@@ -239,6 +250,46 @@ impl RedisLocks {
         Ok(self)
     }
 
+    /// Counts a grant only when `replicas` replicas have confirmed that they have it, which they are
+    /// given `within` to do (`WAIT`). A failover to one of them keeps the lock. It does not make
+    /// Redis consistent: a replica without the grant may be promoted all the same, so the fence is
+    /// what decides.
+    ///
+    /// A grant that too few replicas confirm is an error, and its lock is released in the
+    /// background. Each grant has a connection to itself, from its script to the replicas' answer,
+    /// since `WAIT` only speaks for the connection that wrote: where that broke in between, nobody
+    /// has confirmed. In a Cluster it leads to the primary of the resource's slot, often at the cost
+    /// of one redirection. Renewals and releases are not waited for. A user with limited rights needs
+    /// `WAIT` as well.
+    ///
+    /// # Errors
+    ///
+    /// [`Invalid::Option`] if `replicas` is zero, or `within` is shorter than a millisecond or longer
+    /// than two seconds: an acquisition would not wait for its answer any more.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use fencerow::lease::RedisLocks;
+    /// use std::time::Duration;
+    ///
+    /// # async fn example() -> Result<(), fencerow::lease::LeaseError> {
+    /// let locks = RedisLocks::connect("redis://127.0.0.1/").await?;
+    /// let locks = locks.with_replicas(1, Duration::from_millis(500))?;
+    /// # Ok(()) }
+    /// ```
+    pub fn with_replicas(mut self, replicas: u32, within: Duration) -> Result<Self, Invalid> {
+        if replicas == 0 {
+            return Err(Invalid::Option { what: "replicas", reason: "at least one must have a grant" });
+        }
+        if within < Duration::from_millis(1) || within > LONGEST_WAIT {
+            let reason = "replicas are given a millisecond to two seconds";
+            return Err(Invalid::Option { what: "time for replicas", reason });
+        }
+        self.replicated = Some(Arc::new(Replicated::new(replicas, within)));
+        Ok(self)
+    }
+
     fn keys(&self, resource: &Resource) -> Keys {
         Keys::new(&self.prefix, resource)
     }
@@ -253,6 +304,28 @@ impl RedisLocks {
     ) -> Result<T, LeaseError> {
         let answer = self.link.run(ttl, script, keys, arguments).await.map_err(unavailable)?;
         let answer = answer.map_err(|error| failure(resource, error))?;
+        T::from_redis_value(answer).map_err(|error| refused(resource, error))
+    }
+
+    /// Runs a script whose answer says whether it `wrote`; that counts once the replicas have it.
+    async fn write<T: FromRedisValue>(
+        &self,
+        resource: &Resource,
+        ttl: Option<Ttl>,
+        script: &Script,
+        keys: &[&str],
+        arguments: &[&str],
+        wrote: fn(&Value) -> bool,
+    ) -> Result<T, LeaseError> {
+        let Some(replicated) = &self.replicated else {
+            return self.run(resource, ttl, script, keys, arguments).await;
+        };
+        let answer = replicated.run(self.link.target(), script, keys, arguments, wrote).await;
+        let (answer, confirmed) = answer.map_err(|error| failure(resource, error))?;
+        let wanted = replicated.replicas;
+        if confirmed < wanted {
+            return Err(LeaseError::DurabilityUncertain { resource: resource.clone(), confirmed, wanted });
+        }
         T::from_redis_value(answer).map_err(|error| refused(resource, error))
     }
 
@@ -278,12 +351,13 @@ impl LockService for RedisLocks {
             let ttl = request.ttl.millis().to_string();
             let origin = serde_json::to_string(&request.origin).map_err(|error| refused(resource, error))?;
             let (outcome, number): (String, String) = self
-                .run(
+                .write(
                     resource,
                     Some(request.ttl),
                     &script::ACQUIRE,
                     &[&lock, &token, &run],
                     &[&owner, &ttl, &origin, &self.idle],
+                    is_no_refusal,
                 )
                 .await?;
             match outcome.as_str() {
@@ -305,7 +379,9 @@ impl LockService for RedisLocks {
             let keys = self.keys(resource);
             let keys = [keys.lock.as_str(), &keys.token, &keys.run];
             let arguments = [&owner.to_string(), &token.to_string(), &*self.idle];
-            self.step(resource, None, &script::SEED, &keys, &arguments).await
+            let is_done = |answer: &Value| *answer == Value::Int(1);
+            let done: bool = self.write(resource, None, &script::SEED, &keys, &arguments, is_done).await?;
+            Ok(if done { Standing::Ours } else { Standing::NotOurs })
         })
     }
 
@@ -364,6 +440,12 @@ impl fmt::Debug for RedisLocks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisLocks").field("prefix", &self.prefix).finish_non_exhaustive()
     }
+}
+
+/// Whether `acquire.lua` granted the lock.
+fn is_no_refusal(answer: &Value) -> bool {
+    let held = |value: &Value| matches!(value, Value::BulkString(outcome) if outcome == b"held");
+    !matches!(answer, Value::Array(parts) if parts.first().is_some_and(held))
 }
 
 fn parse_url(url: &str) -> Result<ConnectionInfo, Invalid> {

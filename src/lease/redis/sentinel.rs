@@ -7,13 +7,10 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use redis::aio::MultiplexedConnection;
-use redis::{
-    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo as _,
-    RedisError, Value,
-};
+use redis::{AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, Value};
 use tokio::time::timeout;
 
-use super::link::{CONNECT_LIMIT, RESPONSE_LIMIT};
+use super::link::{Address, CONNECT_LIMIT, RESPONSE_LIMIT, at};
 use crate::clock::{Clock, Moment};
 
 /// How long a sentinel may take. The others are asked at the same time.
@@ -36,9 +33,6 @@ pub(super) struct Sentinels {
     /// How to connect to it, but for its address.
     server: ConnectionInfo,
 }
-
-/// Host and port.
-type Address = (String, u16);
 
 impl Sentinels {
     /// `server` is what a primary is connected to with, and has the primary's name for its host.
@@ -75,14 +69,8 @@ impl Sentinels {
     }
 
     async fn try_to_connect(&self) -> Result<(MultiplexedConnection, Address), RedisError> {
-        let (host, port) = self.primary().await?;
-        let address = match self.server.addr().clone() {
-            ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
-                ConnectionAddr::TcpTls { host: host.clone(), port, insecure, tls_params }
-            }
-            _ => ConnectionAddr::Tcp(host.clone(), port),
-        };
-        let client = Client::open(self.server.clone().set_addr(address).into_connection_info()?)?;
+        let address = self.primary().await?;
+        let client = Client::open(at(&self.server, &address)?)?;
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(SERVER_LIMIT))
             .set_response_timeout(Some(RESPONSE_LIMIT));
@@ -97,7 +85,7 @@ impl Sentinels {
             if is_primary { Ok(connection) } else { Err(failure("the server that is named is no primary")) }
         };
         let connection = timeout(SERVER_LIMIT, opening).await.unwrap_or_else(|_| Err(silent()))?;
-        Ok((connection, (host, port)))
+        Ok((connection, address))
     }
 
     /// Asks all sentinels for the primary, and believes the newest configuration that more than

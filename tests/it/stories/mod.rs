@@ -8,6 +8,7 @@ mod failover;
 mod fallback;
 pub(crate) mod holder;
 mod idle;
+mod replicas;
 mod sentinel;
 
 use fencerow::Renumber;

@@ -14,7 +14,7 @@ use tokio::runtime::Runtime;
 
 pub(crate) use postgres::{TestDatabase, postgres};
 pub(crate) use redis::{OwnRedis, TestRedis, own_redis, redis, run_a_server};
-pub(crate) use topology::{Node, cluster, sentinels};
+pub(crate) use topology::{Node, cluster, primary_and_replica, sentinels};
 
 /// How long anything may take that takes milliseconds when all is well. Long, since it only ends
 /// tests that have failed, on machines that are slower than this one.

@@ -56,8 +56,8 @@ pub(crate) struct Sentinels {
     pub(crate) prefix: String,
 }
 
-/// Starts servers under sentinels that give a primary up after a second.
-pub(crate) async fn sentinels() -> Sentinels {
+/// Starts two servers for one test, the second a replica of the first.
+pub(crate) async fn primary_and_replica() -> (Node, Node) {
     let server = || Node::start(["redis-server"]);
     let (primary, replica) = tokio::join!(server(), server());
     let () = replica.ask(&["REPLICAOF", &primary.host, "6379"]).await;
@@ -66,6 +66,12 @@ pub(crate) async fn sentinels() -> Sentinels {
         info.contains("master_link_status:up").then_some(())
     })
     .await;
+    (primary, replica)
+}
+
+/// Starts servers under sentinels that give a primary up after a second.
+pub(crate) async fn sentinels() -> Sentinels {
+    let (primary, replica) = primary_and_replica().await;
     let script = format!(
         "printf '%s\n' 'port 6379' 'protected-mode no' 'sentinel monitor {NAME} {} 6379 2' \
              'sentinel down-after-milliseconds {NAME} 1000' 'sentinel failover-timeout {NAME} 3000' \
