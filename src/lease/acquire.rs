@@ -10,6 +10,7 @@ use futures_util::future::BoxFuture;
 use super::acquisition::Acquisition;
 use super::error::LeaseError;
 use super::guard::Lease;
+use super::polling::Polling;
 use super::service::{Holder, LockService, Origin, Request};
 use super::tenure::Tenure;
 use crate::clock::Clock;
@@ -18,12 +19,8 @@ use crate::owner::OwnerId;
 use crate::renumber::{CounterOnly, Renumber};
 use crate::resource::Resource;
 
-/// The first pause between two attempts of a waiting acquisition; it doubles up to [`LONGEST_PAUSE`].
-const FIRST_PAUSE: Duration = Duration::from_millis(20);
 /// The longest label, in bytes: it is stored with the lock and sent with each acquisition.
 const LONGEST_LABEL: usize = 1024;
-/// Short enough that a freed lock is found within half a second.
-const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 /// Hands out leases from a lock service, numbered by it and, where it may have forgotten, by a fence.
 ///
@@ -100,7 +97,7 @@ impl Leases {
             leases: self,
             resource: resource.try_into().map_err(Into::into),
             ttl,
-            wait: Duration::ZERO,
+            polling: Polling::default(),
             keep_alive: true,
             grace: Duration::ZERO,
             longest: None,
@@ -162,7 +159,7 @@ pub struct Acquire<'a> {
     leases: &'a Leases,
     resource: Result<Resource, Invalid>,
     ttl: Duration,
-    wait: Duration,
+    polling: Polling,
     keep_alive: bool,
     grace: Duration,
     longest: Option<Duration>,
@@ -170,14 +167,31 @@ pub struct Acquire<'a> {
 }
 
 impl Acquire<'_> {
-    /// Waits up to `limit` for another holder to leave, polling with a jittered, growing pause.
+    /// Waits up to `limit` for another holder to leave, asking again after a jittered, growing pause.
     ///
     /// It has nothing to do with the time to live. `Duration::ZERO`, the default, tries exactly
     /// once; `Duration::MAX` waits without limit. When the limit is reached, the error is what kept
     /// the last attempt: [`LeaseError::Timeout`] where another held it. A service that cannot be
     /// asked for now, and a grant that came too late, are tried again until then.
     pub fn wait(mut self, limit: Duration) -> Self {
-        self.wait = limit;
+        self.polling.limit = Some(limit);
+        self
+    }
+
+    /// Waits so long between two attempts, jittered down to half of it, instead of pauses that grow
+    /// from 20 ms to half a second. It waits no longer than the holder's lock lasts, and the wait
+    /// still ends at its limit. Refused below a millisecond.
+    pub fn retry_delay(mut self, delay: Duration) -> Self {
+        self.polling.delay = Some(delay);
+        self
+    }
+
+    /// Gives up after so many attempts, with [`LeaseError::Timeout`], or with [`LeaseError::Held`]
+    /// where that is one. Without a [limit](Acquire::wait) they alone decide.
+    ///
+    /// An attempt is one request, and one more where its answer was lost. Refused if it is zero.
+    pub fn attempts(mut self, attempts: u32) -> Self {
+        self.polling.attempts = Some(attempts);
         self
     }
 
@@ -223,6 +237,8 @@ impl Acquire<'_> {
             let reason = "its tokens grow only where a fence numbers anew, and there is none";
             return Err(Invalid::Option { what: "lock service", reason }.into());
         }
+        self.polling.check()?;
+        let polling = self.polling;
         let resource = self.resource?;
         let tenure = Tenure::new(self.ttl, self.grace, self.longest, self.keep_alive)?;
         let origin = Origin::here(self.label);
@@ -235,12 +251,13 @@ impl Acquire<'_> {
         };
         let mut current = acquisition();
         let began = clock.now();
-        let end = began.plus(self.wait);
+        let end = began.plus(polling.limit());
         let timeout = || LeaseError::Timeout { resource: resource.clone(), waited: clock.now().since(began) };
-        let mut pause = FIRST_PAUSE;
         let mut last = None;
+        let mut attempts = 0_u32;
         loop {
-            let outcome = if self.wait.is_zero() {
+            attempts = attempts.saturating_add(1);
+            let outcome = if polling.tries_once() {
                 current.attempt().await
             } else {
                 tokio::select! {
@@ -260,7 +277,7 @@ impl Acquire<'_> {
                 Ok(Ok(lease)) => return Ok(lease),
                 Ok(Err(remaining)) => {
                     held_for = remaining;
-                    if self.wait.is_zero() {
+                    if polling.tries_once() {
                         LeaseError::Held { resource: resource.clone(), remaining }
                     } else {
                         timeout()
@@ -276,14 +293,13 @@ impl Acquire<'_> {
                 Err(error) => return Err(error),
             };
             let now = clock.now();
-            if now >= end {
+            if now >= end || polling.tries_once() || polling.is_over_after(attempts) {
                 return Err(error);
             }
             last = Some(error);
-            // Never asleep past the holder's end; jittered, so that waiters do not come in step.
-            let next = jittered(pause).min(held_for.unwrap_or(Duration::MAX)).max(Duration::from_millis(1));
-            clock.sleep_until(now.plus(next).min(end)).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            // Never asleep past the holder's end.
+            let left = held_for.map_or(Duration::MAX, |left| left.max(Duration::from_millis(1)));
+            clock.sleep_until(now.plus(polling.pause(attempts).min(left)).min(end)).await;
         }
     }
 }
@@ -306,8 +322,4 @@ fn may_pass(error: &LeaseError) -> bool {
         }
         _ => false,
     }
-}
-
-fn jittered(pause: Duration) -> Duration {
-    pause.mul_f64(0.5 + fastrand::f64() / 2.0)
 }

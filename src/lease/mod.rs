@@ -71,6 +71,7 @@ mod far;
 mod guard;
 mod keepalive;
 mod memory;
+mod polling;
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(feature = "redis")]

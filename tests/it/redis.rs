@@ -378,6 +378,23 @@ async fn a_holder_that_was_cut_off_renews_nothing_of_its_successor() {
     successor.release().await.unwrap();
 }
 
+/// A14
+#[tokio::test]
+async fn an_attempt_is_one_request() {
+    let redis = redis().await;
+    let proxy = Proxy::to(redis.address()).await;
+    let leases = Leases::without_fence(redis.locks_at(proxy.address()).await);
+    let holder = Leases::without_fence(redis.locks().await).acquire("a", TTL).await.unwrap();
+    assert!(leases.try_acquire("a", TTL).await.unwrap().is_none());
+    for attempts in [1, 3, 10] {
+        let before = proxy.round_trips();
+        let acquire = leases.acquire("a", TTL).attempts(attempts).retry_delay(Duration::from_millis(2));
+        assert!(acquire.await.unwrap_err().is_contended());
+        assert_eq!(proxy.round_trips() - before, attempts as usize);
+    }
+    holder.release().await.unwrap();
+}
+
 /// A01
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_a_thousand_releases_at_the_very_end_none_frees_the_successor() {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use fencerow::lease::{Attempt, LeaseError, LockService as _, Lost, Standing};
+use fencerow::lease::{Acquire, Attempt, LeaseError, LockService as _, Lost, Standing};
 use fencerow::{Credential as _, FencingToken, Group, Invalid, OwnerId, Renumber, RenumberError, Resource};
 use futures_util::future::BoxFuture;
 
@@ -25,6 +25,7 @@ laws! { [memory Memory] [redis Redis] [cluster Cluster] [postgres Postgres] [sql
     several_are_acquired_together_or_not_at_all
     callers_who_want_the_same_in_opposite_orders_do_not_block_each_other
     waiting_ends_with_timeout_and_trying_with_held
+    a_wait_its_pauses_and_its_attempts_are_numbers_of_their_own
     the_keep_alive_keeps_a_lease_past_its_time_to_live
     without_keep_alive_a_lease_is_lost_at_its_deadline
     no_lease_is_held_for_longer_than_it_may_be
@@ -235,6 +236,46 @@ async fn waiting_ends_with_timeout_and_trying_with_held(bench: impl Bench) {
     }
     assert!(leases.try_acquire("a", LONG).await.unwrap().is_none());
     holder.release().await.unwrap();
+}
+
+/// A14
+async fn a_wait_its_pauses_and_its_attempts_are_numbers_of_their_own(bench: impl Bench) {
+    let leases = bench.leases();
+    let holder = leases.acquire("a", LONG).await.unwrap();
+    let spawn = |configure: fn(Acquire<'_>) -> Acquire<'_>, ttl: Duration| {
+        let leases = leases.clone();
+        tokio::spawn(async move { configure(leases.acquire("a", ttl)).await })
+    };
+    // A pause that is longer than the wait does not make it longer.
+    let limited = spawn(|acquire| acquire.wait(SHORT * 5).retry_delay(LONG), LONG);
+    let error = finish(&bench, limited).await.unwrap_err();
+    // Where a first answer takes longer than that, nobody can tell who holds it.
+    assert!(matches!(error, LeaseError::Timeout { .. } | LeaseError::Unavailable(_)), "{error:?}");
+    // Nor do attempts that are left, nor a limit that is none.
+    let once = spawn(|acquire| acquire.wait(Duration::ZERO).attempts(9), LONG);
+    assert!(matches!(finish(&bench, once).await, Err(LeaseError::Held { .. })));
+    let once = spawn(|acquire| acquire.wait(Duration::MAX).attempts(1), LONG);
+    assert!(matches!(finish(&bench, once).await, Err(LeaseError::Held { .. })));
+    let thrice = spawn(|acquire| acquire.attempts(3).retry_delay(SHORT / 4), LONG);
+    assert!(matches!(finish(&bench, thrice).await, Err(LeaseError::Timeout { .. })));
+
+    // Waited for longer than it is wanted for.
+    let ttl = Duration::from_secs(3);
+    let unlimited = spawn(|acquire| acquire.wait(Duration::MAX).retry_delay(SHORT), ttl);
+    bench.pass(ttl).await;
+    bench.pass(SHORT).await;
+    assert!(!unlimited.is_finished());
+    holder.release().await.unwrap();
+    let lease = finish(&bench, unlimited).await.unwrap();
+    assert!(lease.remaining() <= ttl);
+    lease.release().await.unwrap();
+
+    for nonsense in
+        [leases.acquire("b", LONG).attempts(0), leases.acquire("b", LONG).retry_delay(Duration::ZERO)]
+    {
+        let error = nonsense.await.unwrap_err();
+        assert!(matches!(error, LeaseError::Invalid(Invalid::Option { .. })), "{error:?}");
+    }
 }
 
 async fn the_keep_alive_keeps_a_lease_past_its_time_to_live(bench: impl Bench) {
