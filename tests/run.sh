@@ -154,7 +154,7 @@ run cargo fmt --all --check
 run cargo clippy --locked --all-targets --all-features -- -D warnings
 # The library alone: the tests and examples switch features on by themselves.
 run cargo clippy --locked --lib --no-default-features -- -D warnings
-for feature in redis postgres sqlite; do
+for feature in redis redis-tls postgres sqlite; do
     run cargo clippy --locked --lib --no-default-features --features "$feature" -- -D warnings
 done
 run env RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --all-features

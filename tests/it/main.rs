@@ -14,6 +14,7 @@ mod fence;
 mod floors;
 mod postgres_leases;
 mod redis;
+mod redis_tls;
 mod settlement;
 mod sqlite_leases;
 mod stories;
@@ -28,6 +29,7 @@ fn role(name: &str) -> support::child::Role {
         "holder" => Box::pin(stories::holder::holder()),
         "redis" => Box::pin(support::run_a_server()),
         "sleeper" => Box::pin(fence::sleepers::sleeper()),
+        "tls" => Box::pin(redis_tls::tls()),
         other => panic!("no such role: {other}"),
     }
 }

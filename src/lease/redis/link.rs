@@ -31,7 +31,7 @@ const SHORTEST_PATIENCE: Duration = Duration::from_millis(200);
 #[derive(Clone)]
 pub(super) enum Target {
     /// One server.
-    Single(Client),
+    Single(Box<Client>),
     /// The primary that the sentinels name.
     Sentinel(Arc<Sentinels>),
     /// All primaries of a cluster, each for its slots.

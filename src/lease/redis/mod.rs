@@ -78,8 +78,10 @@ impl RedisLocks {
     /// Connects to the server of a `redis://` or `unix://` URL, as the user that it names, if any:
     /// `redis://user:password@host/`.
     ///
-    /// For `rediss://`, switch on a TLS feature of the `redis` crate in your own manifest, and
-    /// install a crypto provider.
+    /// With the feature `redis-tls` also of a `rediss://` URL: the server's certificate must be valid
+    /// for its host and come from an authority that the machine trusts, or that the file named by
+    /// `SSL_CERT_FILE` holds. The process gets `ring` for its rustls crypto provider unless it has
+    /// installed one before.
     ///
     /// # Errors
     ///
@@ -202,10 +204,11 @@ impl RedisLocks {
         Self::over(Target::Cluster(Arc::new(Cluster { client, nodes }))).connected().await
     }
 
-    /// Uses a client with settings of its own, such as TLS. Nothing is connected yet.
+    /// Uses a client with settings of its own, such as certificates; the process must have a rustls
+    /// crypto provider then. Nothing is connected yet.
     #[must_use]
     pub fn from_client(client: Client) -> Self {
-        Self::over(Target::Single(client))
+        Self::over(Target::Single(client.into()))
     }
 
     fn over(target: Target) -> Self {
@@ -449,6 +452,9 @@ fn is_no_refusal(answer: &Value) -> bool {
 }
 
 fn parse_url(url: &str) -> Result<ConnectionInfo, Invalid> {
+    // The crate leaves the choice to the process, and panics where there is none to make.
+    #[cfg(feature = "redis-tls")]
+    let _ = rustls::crypto::ring::default_provider().install_default();
     let info = url.into_connection_info().map_err(malformed)?;
     // Small requests must not wait for each other's acknowledgements.
     Ok(info.set_tcp_settings(TcpSettings::default().set_nodelay(true)))
@@ -458,7 +464,7 @@ fn parse_url(url: &str) -> Result<ConnectionInfo, Invalid> {
 fn malformed(_: RedisError) -> Invalid {
     Invalid::Option {
         what: "Redis URL",
-        reason: "it does not begin with redis:// or unix://, is malformed, or needs TLS, which is not built in",
+        reason: "it does not begin with redis:// or unix://, is malformed, or needs TLS without the feature redis-tls",
     }
 }
 
